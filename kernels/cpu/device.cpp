@@ -1,0 +1,59 @@
+#include <dnnl_version.h>
+#include <omp.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+#include "kernels/cpu/cpu_device.h"
+
+namespace goat {
+
+namespace {
+std::string processor_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown processor";
+}
+
+const char* vector_unit() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return "AVX-512";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
+#endif
+  return "baseline SIMD";
+}
+}  // namespace
+
+CpuDevice::CpuDevice() {
+  const int threads = omp_get_max_threads();
+  info_.name = "cpu";
+  info_.description = processor_name() + ", " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
+                      std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." + std::to_string(DNNL_VERSION_PATCH);
+}
+
+void* CpuDevice::allocate(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+void CpuDevice::release(void* memory) noexcept { std::free(memory); }
+
+void CpuDevice::set_zero(void* memory, std::size_t bytes) {
+  if (bytes > 0) std::memset(memory, 0, bytes);
+}
+
+void CpuDevice::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);  // an empty tensor may have no memory
+}
+
+void CpuDevice::upload(void* device, const void* host, std::size_t bytes) { copy(device, host, bytes); }
+void CpuDevice::download(void* host, const void* device, std::size_t bytes) { copy(host, device, bytes); }
+
+}  // namespace goat

@@ -1,0 +1,100 @@
+// class Device: the one seam between the trainer and the hardware.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "kernels/operations.h"
+
+namespace goat {
+
+struct DeviceInfo {
+  std::string name;         // "cpu", "cuda", "simt"
+  std::string description;  // "AMD EPYC, 2 threads, AVX-512, oneDNN 2.6.3"
+};
+
+// Operations and copies are enqueued on the device's stream and complete in order; synchronize() waits for all of them.
+// Failures throw std::runtime_error (std::bad_alloc from allocate).
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceInfo& info() const = 0;
+
+  // Memory: 256-byte aligned, contents undefined. release accepts what allocate returned, or nullptr.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  virtual void set_zero(void* memory, std::size_t bytes) = 0;
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;          // host memory may be reused on return
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;        // complete on return
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;                // device to device, not overlapping
+  virtual void synchronize() = 0;
+
+  // Checks the operands and enqueues the operation.
+  template <class Operation>
+  void run(const Operation& op) {
+    check(op);
+    launch(op);
+  }
+
+ protected:
+  virtual void launch(const EmbeddingForward& op) = 0;
+  virtual void launch(const EmbeddingBackward& op) = 0;
+  virtual void launch(const LayerNormForward& op) = 0;
+  virtual void launch(const LayerNormBackward& op) = 0;
+  virtual void launch(const LinearForward& op) = 0;
+  virtual void launch(const LinearBackwardInput& op) = 0;
+  virtual void launch(const LinearBackwardWeight& op) = 0;
+  virtual void launch(const GeluForward& op) = 0;
+  virtual void launch(const GeluBackward& op) = 0;
+  virtual void launch(const FourierTable& op) = 0;
+  virtual void launch(const SinkFeatures& op) = 0;
+  virtual void launch(const SinkForward& op) = 0;
+  virtual void launch(const SinkBackward& op) = 0;
+  virtual void launch(const PriorLanesForward& op) = 0;
+  virtual void launch(const PriorLanesBackward& op) = 0;
+  virtual void launch(const SoftplusForward& op) = 0;
+  virtual void launch(const SoftplusBackward& op) = 0;
+  virtual void launch(const AttentionForward& op) = 0;
+  virtual void launch(const AttentionBackward& op) = 0;
+  virtual void launch(const CrossEntropy& op) = 0;
+  virtual void launch(const AddLoss& op) = 0;
+  virtual void launch(const GradientNorm& op) = 0;
+  virtual void launch(const AdamW& op) = 0;
+};
+
+// Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why it was chosen.
+// Throws std::invalid_argument where this binary or machine lacks the device, saying what would bring it.
+std::unique_ptr<Device> open_device(const std::string& name, std::string* reason = nullptr);
+
+// Memory of a device that is released with its owner.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(Device& device, std::size_t bytes) : device_(&device), memory_(device.allocate(bytes)), bytes_(bytes) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() {
+    if (device_) device_->release(memory_);
+  }
+
+  void* data() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+  }
+  Device* device_ = nullptr;
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace goat

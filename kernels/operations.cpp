@@ -1,0 +1,283 @@
+// The documented form of each operation (operations.h), as checks. Extents: see "Conventions" there.
+#include "kernels/operations.h"
+
+#include <cmath>
+#include <string>
+
+#include "kernels/signature.h"
+
+namespace goat {
+
+namespace {
+using enum Element;
+
+void require_coordinates(const Signature& s) { s.require(s["A"] == 1 || s["A"] == 2, "1 or 2 coordinates a position", {"A"}); }
+
+void require_positive(const Signature& s, const char* field, float value) {
+  s.scalar(field, value, std::isfinite(value) && value > 0, "a finite number above 0");
+}
+
+// Keys that every query can see at least one of.
+void require_keys(const Signature& s, bool causal) {
+  if (causal) s.require(s["T_q"] <= s["T_k"], "T_q <= T_k in causal attention", {"T_q", "T_k"});
+  s.require(s["T_k"] >= 1 || s["T_q"] == 0, "T_k >= 1", {"T_k"});
+}
+
+// q, k, v, slope and scale of both attention calls; binds B, T_q, T_k, H and d_h.
+template <class Attention>
+void check_attention_inputs(Signature& s, const Attention& op) {
+  s.strided("q", op.q, model, {"B", "T_q", "H", "d_h"});
+  s.strided("k", op.k, model, {"B", "T_k", "H", "d_h"});
+  s.strided("v", op.v, model, {"B", "T_k", "H", "d_h"});
+  if (op.slope) s.contiguous("slope", op.slope, f32, {"H"});
+  require_positive(s, "scale", op.scale);
+  require_keys(s, op.causal);
+}
+}  // namespace
+
+void check(const EmbeddingForward& op) {
+  Signature s("embedding_forward");
+  s.contiguous("table", op.table, model, {"V_p", "C"});
+  s.contiguous("tokens", op.tokens, i32, {"N"});
+  s.contiguous("out", op.out, model, {"N", "C"});
+}
+
+void check(const EmbeddingBackward& op) {
+  Signature s("embedding_backward");
+  s.contiguous("dout", op.dout, model, {"N", "C"});
+  s.contiguous("tokens", op.tokens, i32, {"N"});
+  s.contiguous("dtable", op.dtable, model, {"V_p", "C"});
+}
+
+void check(const LayerNormForward& op) {
+  Signature s("layernorm_forward");
+  s.contiguous("x", op.x, model, {"N", "C"});
+  s.together("residual", op.residual, "sum", op.sum);
+  if (op.residual) {
+    s.contiguous("residual", op.residual, model, {"N", "C"});
+    s.contiguous("sum", op.sum, model, {"N", "C"});
+  }
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("bias", op.bias, model, {"C"});
+  s.contiguous("out", op.out, model, {"N", "C"});
+  s.contiguous("mean", op.mean, f32, {"N"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+  require_positive(s, "eps", op.eps);
+}
+
+void check(const LayerNormBackward& op) {
+  Signature s("layernorm_backward");
+  s.contiguous("dout", op.dout, model, {"N", "C"});
+  s.contiguous("sum", op.sum, model, {"N", "C"});
+  s.contiguous("mean", op.mean, f32, {"N"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("dsum", op.dsum, model, {"N", "C"});
+  s.contiguous("dweight", op.dweight, model, {"C"});
+  s.contiguous("dbias", op.dbias, model, {"C"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+}
+
+void check(const LinearForward& op) {
+  Signature s("linear_forward");
+  s.contiguous("x", op.x, model, {"N", "I"});
+  s.contiguous("weight", op.weight, model, {"O", "I"});
+  if (op.bias) s.contiguous("bias", op.bias, model, {"O"});
+  s.contiguous("out", op.out, model, {"N", "O"});
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
+void check(const LinearBackwardInput& op) {
+  Signature s("linear_backward_input");
+  s.contiguous("dout", op.dout, model, {"N", "O"});
+  s.contiguous("weight", op.weight, model, {"O", "I"});
+  s.contiguous("dx", op.dx, model, {"N", "I"});
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
+void check(const LinearBackwardWeight& op) {
+  Signature s("linear_backward_weight");
+  s.contiguous("dout", op.dout, model, {"N", "O"});
+  s.contiguous("x", op.x, model, {"N", "I"});
+  s.contiguous("dweight", op.dweight, model, {"O", "I"});
+  if (op.dbias) s.contiguous("dbias", op.dbias, model, {"O"});
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
+void check(const GeluForward& op) {
+  Signature s("gelu_forward");
+  s.elementwise("x", op.x, model);
+  s.elementwise("out", op.out, model);
+}
+
+void check(const GeluBackward& op) {
+  Signature s("gelu_backward");
+  s.elementwise("x", op.x, model);
+  s.elementwise("dout", op.dout, model);
+  s.elementwise("dx", op.dx, model);
+}
+
+void check(const FourierTable& op) {
+  Signature s("fourier_table");
+  s.contiguous("frequency", op.frequency, f32_or_f64, {"R"});
+  s.contiguous("positions", op.positions, i32, {"T", "A"});
+  s.contiguous("table", op.table, f32, {"T", "R", "2"});
+  require_coordinates(s);
+}
+
+void check(const SinkFeatures& op) {
+  Signature s("sink_features");
+  s.contiguous("frequency", op.frequency, f64, {"M"});
+  s.define("2M+2", 2 * s["M"] + 2, "frequency");
+  s.contiguous("positions", op.positions, i32, {"T", "A"});
+  s.contiguous("features", op.features, f32, {"T", "2M+2"});
+  require_coordinates(s);
+  s.scalar("train_length", op.train_length, op.train_length >= 1, "at least 1 token");
+}
+
+void check(const SinkForward& op) {
+  Signature s("sink_forward");
+  s.contiguous("features", op.features, f32, {"T", "F"});
+  s.contiguous("w1", op.w1, f32, {"n", "F"});
+  s.contiguous("b1", op.b1, f32, {"n"});
+  s.contiguous("w2", op.w2, f32, {"H", "n"});
+  s.contiguous("bump", op.bump, f32, {"H"});
+  s.contiguous("hidden", op.hidden, f32, {"T", "n"});
+  s.contiguous("key_bias", op.key_bias, f32, {"H", "T"});
+}
+
+void check(const SinkBackward& op) {
+  Signature s("sink_backward");
+  s.contiguous("features", op.features, f32, {"T", "F"});
+  s.contiguous("hidden", op.hidden, f32, {"T", "n"});
+  s.contiguous("w2", op.w2, f32, {"H", "n"});
+  s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T"});
+  s.contiguous("dkey_bias_sum", op.dkey_bias_sum, f32, {"H", "T"});
+  s.contiguous("dw1", op.dw1, f32, {"n", "F"});
+  s.contiguous("db1", op.db1, f32, {"n"});
+  s.contiguous("dw2", op.dw2, f32, {"H", "n"});
+  s.contiguous("dbump", op.dbump, f32, {"H"});
+}
+
+void check(const PriorLanesForward& op) {
+  Signature s("prior_lanes_forward");
+  s.require(op.q || op.k, "q or k or both");
+  if (op.q) s.strided("q", op.q, model, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided("k", op.k, model, {"B", "T", "H", "d_h"});
+  s.contiguous("alpha", op.alpha, f32, {"H", "R"});
+  s.contiguous("beta", op.beta, f32, {"H", "R"});
+  s.contiguous("fourier", op.fourier, f32, {"T_max", "R", "2"});
+  s.contiguous("key_bias", op.key_bias, f32, {"H", "T_max"});
+  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - 2 * s["R"] - 2, "1 <= content_dim <= d_h - 2R - 2",
+           {"d_h", "R"});
+  s.scalar("first_position", op.first_position, op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
+           "0 <= first_position <= T_max - T", {"T_max", "T"});
+  require_positive(s, "scale", op.scale);
+}
+
+void check(const PriorLanesBackward& op) {
+  Signature s("prior_lanes_backward");
+  s.contiguous("alpha", op.alpha, f32, {"H", "R"});
+  s.contiguous("beta", op.beta, f32, {"H", "R"});
+  s.define("2R", 2 * s["R"], "alpha");
+  s.contiguous("fourier", op.fourier, f32, {"T", "R", "2"});
+  s.contiguous("positions", op.positions, i32, {"T", "A"});
+  s.contiguous("dq_lanes", op.dq_lanes, f32, {"B", "H", "T", "2R"});
+  s.contiguous("dalpha", op.dalpha, f32, {"H", "R"});
+  s.contiguous("dbeta", op.dbeta, f32, {"H", "R"});
+  s.together("dlambda", op.dlambda, "dslope", op.dslope);
+  if (op.dlambda) {
+    s.contiguous("dslope", op.dslope, f32, {"B", "H", "T"});
+    s.contiguous("dlambda", op.dlambda, f32, {"H"});
+  }
+  s.together("dfrequency", op.dfrequency, "dk_lanes", op.dk_lanes);
+  if (op.dfrequency) {
+    s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T", "2R"});
+    s.contiguous("dfrequency", op.dfrequency, f32, {"R"});
+  }
+  require_coordinates(s);
+}
+
+void check(const SoftplusForward& op) {
+  Signature s("softplus_forward");
+  s.elementwise("x", op.x, f32);
+  s.elementwise("out", op.out, f32);
+}
+
+void check(const SoftplusBackward& op) {
+  Signature s("softplus_backward");
+  s.elementwise("x", op.x, f32);
+  s.elementwise("dout", op.dout, f32);
+  s.elementwise("dx", op.dx, f32);
+}
+
+void check(const AttentionForward& op) {
+  Signature s("attention_forward");
+  check_attention_inputs(s, op);
+  s.contiguous("out", op.out, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
+}
+
+void check(const AttentionBackward& op) {
+  Signature s("attention_backward");
+  check_attention_inputs(s, op);
+  s.contiguous("out", op.out, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
+  s.contiguous("dout", op.dout, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("delta", op.delta, f32, {"B", "H", "T_q"});
+  s.strided("dq", op.dq, model, {"B", "T_q", "H", "d_h"});
+  s.strided("dk", op.dk, model, {"B", "T_k", "H", "d_h"});
+  s.strided("dv", op.dv, model, {"B", "T_k", "H", "d_h"});
+  if (op.dq_lanes) s.contiguous("dq_lanes", op.dq_lanes, f32, {"B", "H", "T_q", "2R"});
+  if (op.dk_lanes) s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T_k", "2R"});
+  if (op.dkey_bias) s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T_k"});
+  if (op.dslope) s.contiguous("dslope", op.dslope, f32, {"B", "H", "T_k"});
+  s.require(s["2R"] % 2 == 0, "an even number of lanes", {"2R"});
+  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - s["2R"], "1 <= content_dim <= d_h - 2R", {"d_h", "2R"});
+}
+
+void check(const CrossEntropy& op) {
+  Signature s("cross_entropy");
+  s.contiguous("logits", op.logits, model, {"N", "V_p"});
+  s.contiguous("targets", op.targets, i32, {"N"});
+  s.contiguous("losses", op.losses, f32, {"N"});
+  if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
+  s.scalar("weight", op.weight, std::isfinite(op.weight), "a finite number");
+  s.scalar("vocab", op.vocab, op.vocab >= 1 && op.vocab <= s["V_p"], "1 <= vocab <= V_p", {"V_p"});
+}
+
+void check(const AddLoss& op) {
+  Signature s("add_loss");
+  s.given("state", op.state);
+  s.contiguous("losses", op.losses, f32, {"N"});
+  if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
+  s.scalar("weight", op.weight, std::isfinite(op.weight), "a finite number");
+}
+
+void check(const GradientNorm& op) {
+  Signature s("gradient_norm");
+  s.given("state", op.state);
+  s.scalar("clip", op.clip, std::isfinite(op.clip) && op.clip >= 0, "a finite number, 0 for no clipping");
+  for (std::size_t i = 0; i < op.grads.size(); ++i) {
+    const std::string field = "grads[" + std::to_string(i) + "]";
+    Signature("gradient_norm").elementwise(field.c_str(), op.grads[i], real);
+  }
+}
+
+void check(const AdamW& op) {
+  Signature s("adamw");
+  s.given("state", op.state);
+  s.elementwise("param", op.param, real);
+  const bool needs_master = op.param.dtype == DType::bf16;
+  if (op.master || needs_master) s.elementwise("master", op.master, f32);
+  s.elementwise("m", op.m, f32);
+  s.elementwise("v", op.v, f32);
+  s.elementwise("grad", op.grad, real);
+  s.scalar("beta1", op.beta1, op.beta1 >= 0 && op.beta1 < 1, "0 <= beta1 < 1");
+  s.scalar("beta2", op.beta2, op.beta2 >= 0 && op.beta2 < 1, "0 <= beta2 < 1");
+  require_positive(s, "eps", op.eps);
+  s.scalar("weight_decay", op.weight_decay, std::isfinite(op.weight_decay) && op.weight_decay >= 0, "a finite number, 0 for none");
+}
+
+}  // namespace goat

@@ -1,0 +1,168 @@
+#include "kernels/signature.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+namespace goat {
+
+namespace {
+bool is_number(const char* symbol) { return *symbol >= '0' && *symbol <= '9' && std::strspn(symbol, "0123456789") == std::strlen(symbol); }
+
+bool fits(DType dtype, Element element) {
+  switch (element) {
+    case Element::model:
+    case Element::real: return dtype == DType::f32 || dtype == DType::bf16;
+    case Element::f32_or_f64: return dtype == DType::f32 || dtype == DType::f64;
+    case Element::f32: return dtype == DType::f32;
+    case Element::f64: return dtype == DType::f64;
+    case Element::i32: return dtype == DType::i32;
+  }
+  return false;
+}
+
+const char* text_of(Element element) {
+  switch (element) {
+    case Element::model:
+    case Element::real: return "f32 or bf16";
+    case Element::f32_or_f64: return "f32 or f64";
+    case Element::f32: return "f32";
+    case Element::f64: return "f64";
+    case Element::i32: return "i32";
+  }
+  return "unknown element";
+}
+
+bool last_dimension_has_gaps(const Tensor& t) { return t.rank > 0 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1; }
+}  // namespace
+
+void Signature::contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents) {
+  present(field, tensor);
+  check_element(field, tensor, element);
+  check_shape(field, tensor, extents);
+  if (!tensor.is_contiguous()) fail(field, tensor, "expected a contiguous tensor");
+}
+
+void Signature::strided(const char* field, const Tensor& tensor, Element element, Symbols extents) {
+  present(field, tensor);
+  check_element(field, tensor, element);
+  check_shape(field, tensor, extents);
+  if (last_dimension_has_gaps(tensor))
+    fail(field, tensor, "expected stride 1 in the last dimension, not " + std::to_string(tensor.stride[tensor.rank - 1]));
+}
+
+void Signature::elementwise(const char* field, const Tensor& tensor, Element element) {
+  present(field, tensor);
+  check_element(field, tensor, element);
+  if (!tensor.is_contiguous()) fail(field, tensor, "expected a contiguous tensor");
+  if (!elementwise_field_) {
+    elementwise_ = tensor;
+    elementwise_field_ = field;
+  } else if (tensor.rank != elementwise_.rank || tensor.shape != elementwise_.shape) {
+    fail(field, tensor, "expected shape " + elementwise_.shape_text() + " like " + elementwise_field_);
+  }
+}
+
+void Signature::given(const char* field, const void* operand) const {
+  if (!operand) fail(std::string(field) + " is missing");
+}
+
+void Signature::together(const char* field, const Tensor& tensor, const char* other_field, const Tensor& other) const {
+  if (static_cast<bool>(tensor) == static_cast<bool>(other)) return;
+  const char* given = tensor ? field : other_field;
+  const char* missing = tensor ? other_field : field;
+  fail(std::string(given) + " is given without " + missing + ": give both or neither");
+}
+
+void Signature::define(const char* symbol, std::int64_t extent, const char* field) {
+  if (binding_count_ == max_bindings) throw std::logic_error(std::string(operation_) + ": more than 12 extents in a signature");
+  bindings_[binding_count_++] = {symbol, extent, field};
+}
+
+std::int64_t Signature::operator[](const char* symbol) const {
+  const Binding* binding = find(symbol);
+  return binding ? binding->extent : 0;
+}
+
+void Signature::require(bool holds, const char* rule, Symbols symbols) const {
+  if (!holds) fail(std::string("expected ") + rule + where(symbols));
+}
+
+void Signature::scalar(const char* field, std::int64_t value, bool holds, const char* rule, Symbols symbols) const {
+  if (!holds) fail(field + (" = " + std::to_string(value)) + ": expected " + rule + where(symbols));
+}
+
+void Signature::scalar(const char* field, float value, bool holds, const char* rule, Symbols symbols) const {
+  if (holds) return;
+  std::ostringstream text;
+  text << field << " = " << value << ": expected " << rule << where(symbols);
+  fail(text.str());
+}
+
+const Signature::Binding* Signature::find(const char* symbol) const {
+  const auto end = bindings_.begin() + binding_count_;
+  const auto found = std::find_if(bindings_.begin(), end, [&](const Binding& b) { return std::strcmp(b.symbol, symbol) == 0; });
+  return found == end ? nullptr : &*found;
+}
+
+void Signature::present(const char* field, const Tensor& tensor) const {
+  if (tensor.data || (tensor.rank > 0 && tensor.elements() == 0)) return;
+  if (tensor.rank == 0) fail(std::string(field) + " is missing");
+  fail(field, tensor, "has no memory");
+}
+
+void Signature::check_element(const char* field, const Tensor& tensor, Element element) {
+  if (!fits(tensor.dtype, element)) fail(field, tensor, std::string("expected ") + text_of(element));
+  if (element != Element::model) return;
+  if (!model_field_) {
+    model_ = tensor.dtype;
+    model_field_ = field;
+  } else if (tensor.dtype != model_) {
+    fail(field, tensor, std::string("expected ") + name_of(model_) + " like " + model_field_);
+  }
+}
+
+void Signature::check_shape(const char* field, const Tensor& tensor, Symbols extents) {
+  if (static_cast<std::size_t>(tensor.rank) != extents.size()) fail(field, tensor, "expected shape " + expected_shape(extents));
+  int dim = 0;
+  for (const char* symbol : extents) {
+    const std::int64_t extent = tensor.shape[dim++];
+    const Binding* binding = find(symbol);
+    if (!binding && !is_number(symbol)) {
+      define(symbol, extent, field);
+    } else if (extent != (binding ? binding->extent : std::stoll(symbol))) {
+      fail(field, tensor, "expected shape " + expected_shape(extents) + where({symbol}));
+    }
+  }
+}
+
+// "[B, T, 2] = [4, 8, 2]"; an extent that is not known yet keeps its symbol.
+std::string Signature::expected_shape(Symbols extents) const {
+  std::string symbols, values;
+  for (const char* symbol : extents) {
+    const Binding* binding = find(symbol);
+    symbols += (symbols.empty() ? "" : ", ") + std::string(symbol);
+    values += (values.empty() ? "" : ", ") + (binding ? std::to_string(binding->extent) : symbol);
+  }
+  return "[" + symbols + "]" + (symbols == values ? "" : " = [" + values + "]");
+}
+
+// " (C = 4 in x, R = 2 in alpha)", or nothing where no operand has such an extent.
+std::string Signature::where(Symbols symbols) const {
+  std::string text;
+  for (const char* symbol : symbols)
+    if (const Binding* binding = find(symbol))
+      text += (text.empty() ? " (" : ", ") + std::string(symbol) + " = " + std::to_string(binding->extent) + " in " + binding->field;
+  return text.empty() ? text : text + ")";
+}
+
+void Signature::fail(const std::string& what) const { throw std::invalid_argument(std::string(operation_) + ": " + what); }
+
+void Signature::fail(const char* field, const Tensor& tensor, const std::string& what) const {
+  const bool named = *tensor.name && std::strcmp(tensor.name, field) != 0;
+  fail(std::string(field) + (named ? " '" + std::string(tensor.name) + "'" : "") + " " + tensor.shape_text() + " " + name_of(tensor.dtype) + ": " +
+       what);
+}
+
+}  // namespace goat

@@ -1,0 +1,82 @@
+// Signature: checks the operands of an operation against its documented form, e.g.  out [N, C],  mean f32 [N],  weight [C]:
+//
+//   Signature s("layernorm_forward");
+//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an extent N or C says what it is ...
+//   s.contiguous("weight", op.weight, Element::model, {"C"});  // ... and the others must agree
+//
+// What does not fit is thrown as std::invalid_argument: "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "kernels/tensor.h"
+
+namespace goat {
+
+enum class Element {
+  model,       // f32 or bf16, the same for every operand of this kind
+  real,        // f32 or bf16, each operand for itself
+  f32_or_f64,  // each operand for itself
+  f32,
+  f64,
+  i32
+};
+
+class Signature {
+ public:
+  using Symbols = std::initializer_list<const char*>;  // extents: "C", "2R"; a number such as "2" stands for itself
+
+  explicit Signature(const char* operation) : operation_(operation) {}
+
+  // A required operand. contiguous: row-major without gaps; strided: only the last dimension must be without gaps.
+  void contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents);
+  void strided(const char* field, const Tensor& tensor, Element element, Symbols extents);
+  // A required contiguous operand of any shape, the same for every operand checked with this function.
+  void elementwise(const char* field, const Tensor& tensor, Element element);
+
+  // A required operand that is no tensor.
+  void given(const char* field, const void* operand) const;
+  // Two optional operands that are given together or not at all.
+  void together(const char* field, const Tensor& tensor, const char* other_field, const Tensor& other) const;
+
+  // An extent that follows from another one; `field` is named as its origin.
+  void define(const char* symbol, std::int64_t extent, const char* field);
+  // The value of an extent; 0 if no operand has it.
+  std::int64_t operator[](const char* symbol) const;
+
+  // A rule about the extents: "attention_forward: expected T_q <= T_k (T_q = 5 in q, T_k = 3 in k)".
+  void require(bool holds, const char* rule, Symbols symbols = {}) const;
+  // A rule about a scalar operand: "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in logits)".
+  void scalar(const char* field, std::int64_t value, bool holds, const char* rule, Symbols symbols = {}) const;
+  void scalar(const char* field, float value, bool holds, const char* rule, Symbols symbols = {}) const;
+
+ private:
+  struct Binding {
+    const char* symbol = "";
+    std::int64_t extent = 0;
+    const char* field = "";
+  };
+  static constexpr int max_bindings = 12;
+
+  const Binding* find(const char* symbol) const;
+  void present(const char* field, const Tensor& tensor) const;
+  void check_element(const char* field, const Tensor& tensor, Element element);
+  void check_shape(const char* field, const Tensor& tensor, Symbols extents);
+  std::string expected_shape(Symbols extents) const;
+  std::string where(Symbols symbols) const;
+  [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail(const char* field, const Tensor& tensor, const std::string& what) const;
+
+  const char* operation_;
+  std::array<Binding, max_bindings> bindings_{};
+  int binding_count_ = 0;
+  DType model_{};
+  const char* model_field_ = nullptr;
+  Tensor elementwise_{};
+  const char* elementwise_field_ = nullptr;
+};
+
+}  // namespace goat
