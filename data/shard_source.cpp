@@ -1,0 +1,118 @@
+#include "data/shard_source.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "data/permutation.h"
+#include "data/philox.h"
+
+namespace goat {
+namespace {
+
+std::vector<std::string> matching_files(const std::string& pattern) {
+  glob_t matches{};
+  const std::unique_ptr<glob_t, decltype(&::globfree)> owner(&matches, &::globfree);
+  const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
+  if (result == GLOB_NOSPACE) throw std::bad_alloc();
+  if (result != 0) {
+    throw DataError("no token shard matches '" + pattern +
+                    "': check data.train and data.val (relative paths start in the current folder), or make shards from text with:\n"
+                    "  python data/prepare.py text --out FOLDER --tokenizer gpt2 FILE...");
+  }
+  std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  std::sort(files.begin(), files.end());  // by bytes: glob's own order depends on the locale
+  return files;
+}
+
+void check(const ShardOptions& options) {
+  if (options.seq_len < 1) throw std::invalid_argument("ShardSource: seq_len " + std::to_string(options.seq_len) + ", must be at least 1");
+  if (options.vocab < 1) throw std::invalid_argument("ShardSource: vocab " + std::to_string(options.vocab) + ", must be at least 1");
+  if (options.bos_block && (options.bos < 0 || options.bos >= options.vocab)) {
+    throw std::invalid_argument("ShardSource: bos " + std::to_string(options.bos) + ", must lie in [0, vocab = " + std::to_string(options.vocab) +
+                                ")");
+  }
+}
+
+}  // namespace
+
+ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), starts_{0} {
+  check(options_);
+  for (std::string& path : matching_files(options_.pattern)) {
+    shards_.emplace_back(std::move(path), options_.vocab);
+    starts_.push_back(starts_.back() + shards_.back().tokens());
+  }
+  const std::int64_t length = options_.seq_len;
+  const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);  // positions at which a target can be
+  if (usable < length) {
+    throw DataError("the shards matching '" + options_.pattern + "' hold " + std::to_string(tokens()) +
+                    " tokens together, too few for one sequence of " + std::to_string(length) + (options_.bos_block ? "" : " and its next token") +
+                    ": prepare more text or lower data.seq_len");
+  }
+  const std::int64_t largest_shift = options_.shuffle ? length - 1 : 0;
+  const std::int64_t blocks = std::max<std::int64_t>(1, (usable - largest_shift) / length);
+  blocks_ = static_cast<std::uint64_t>(blocks);
+  shifts_ = std::min(largest_shift, usable - blocks * length) + 1;
+  check_ = std::async(std::launch::async, [this, stop = stop_.get_token()] { check_all_tokens(stop); }).share();
+}
+
+ShardSource::~ShardSource() { stop_.request_stop(); }
+
+std::string ShardSource::description() const {
+  return std::to_string(shards_.size()) + " shards '" + options_.pattern + "': " + std::to_string(tokens()) + " tokens, " + std::to_string(blocks_) +
+         (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) + (options_.shuffle ? ", shuffled" : ", in order");
+}
+
+std::int64_t ShardSource::block_start(std::uint64_t index) const {
+  const std::uint64_t epoch = index / blocks_;
+  const std::uint64_t position = index % blocks_;
+  if (!options_.shuffle) return static_cast<std::int64_t>(position) * options_.seq_len;
+  const std::uint64_t block = Permutation(blocks_, options_.seed, epoch)(position);
+  // Block 0 of this Philox sequence is the permutation's key.
+  const double u = uniform(philox(options_.seed, RandomStream::shuffle, epoch, 1)[0]);
+  const auto shift = static_cast<std::int64_t>(u * static_cast<double>(shifts_));
+  return shift + static_cast<std::int64_t>(block) * options_.seq_len;
+}
+
+void ShardSource::read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+  const auto length = static_cast<std::size_t>(options_.seq_len);
+  if (inputs.size() != length || targets.size() != length) {
+    throw std::invalid_argument("ShardSource::read: spans of " + std::to_string(inputs.size()) + " and " + std::to_string(targets.size()) +
+                                " tokens, sequences have " + std::to_string(length));
+  }
+  if (check_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) check_.get();
+
+  const std::size_t before = options_.bos_block ? 0 : 1;  // stream tokens before the first target
+  std::vector<std::uint16_t> block(length + before);
+  read_stream(block_start(index), block);
+  std::copy(block.begin() + static_cast<std::ptrdiff_t>(before), block.end(), targets.begin());
+  inputs[0] = options_.bos_block ? options_.bos : block[0];
+  std::copy(targets.begin(), targets.end() - 1, inputs.begin() + 1);
+}
+
+void ShardSource::read_stream(std::int64_t first, std::span<std::uint16_t> tokens) const {
+  auto shard = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
+  while (!tokens.empty()) {
+    const auto count = static_cast<std::size_t>(std::min(std::ssize(tokens), starts_[shard + 1] - first));
+    if (count > 0) shards_[shard].read(first - starts_[shard], tokens.first(count));
+    tokens = tokens.subspan(count);
+    first = starts_[++shard];
+  }
+}
+
+void ShardSource::check_all_tokens(const std::stop_token& stop) const {
+  std::vector<std::uint16_t> buffer(std::size_t{1} << 21);  // 4 MiB
+  for (const Shard& shard : shards_) {
+    for (std::int64_t first = 0; first < shard.tokens() && !stop.stop_requested();) {
+      const std::int64_t count = std::min(std::ssize(buffer), shard.tokens() - first);
+      shard.read(first, std::span(buffer).first(static_cast<std::size_t>(count)));
+      first += count;
+    }
+  }
+}
+
+}  // namespace goat

@@ -1,0 +1,33 @@
+// TokenSource: where training and validation sequences come from.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace goat {
+
+// Data that cannot be used; the message names file and offset, what was expected and what to do. The program exits with code 3.
+struct DataError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Sequence `index` is a pure function of the source's options and `index`: the same whatever the rank count, and a loader's whole state is a counter.
+class TokenSource {
+ public:
+  static constexpr std::uint64_t endless = std::numeric_limits<std::uint64_t>::max();
+
+  virtual ~TokenSource() = default;
+  virtual std::string description() const = 0;  // one line for the log
+  // Sequences in one pass over the data (an epoch); `endless` for generated tasks.
+  virtual std::uint64_t sequences() const = 0;
+  // Writes the T inputs and T targets (-1: not counted in the loss) of sequence `index`. Throws DataError.
+  virtual void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) = 0;
+  // Mean loss, in nats a token, of the best possible predictor, where the task has a known one.
+  virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }
+};
+
+}  // namespace goat
