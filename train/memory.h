@@ -1,0 +1,46 @@
+// MemoryPlan: every tensor of a run is named and sized first, then each category is allocated as one block.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <initializer_list>
+#include <string>
+
+#include "kernels/device.h"
+
+namespace goat {
+
+enum class MemoryCategory { parameters, gradients, optimizer, activations, workspace };
+inline constexpr std::array memory_categories = {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+                                                 MemoryCategory::activations, MemoryCategory::workspace};
+const char* name_of(MemoryCategory category);
+
+class MemoryPlan {
+ public:
+  // Plans a contiguous tensor. `view` has its shape at once and its data after allocate(); it must stay where it is until then.
+  void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape, Tensor& view);
+
+  std::size_t bytes(MemoryCategory category) const;
+  std::size_t total_bytes() const;
+
+  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did not fit and what its largest tensors are.
+  void allocate(Device& device);
+
+ private:
+  struct Entry {
+    MemoryCategory category;
+    std::string name;
+    std::size_t offset;
+    Tensor* view;
+  };
+  std::string largest_tensors(MemoryCategory category) const;
+
+  std::deque<Entry> entries_;  // a deque: views keep pointers to the names
+  std::array<std::size_t, memory_categories.size()> bytes_{};
+  std::array<DeviceBuffer, memory_categories.size()> blocks_;
+};
+
+// "1.5 GiB"
+std::string bytes_text(std::size_t bytes);
+
+}  // namespace goat

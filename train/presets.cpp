@@ -1,0 +1,93 @@
+// The configurations compiled into the binary. A key that a preset leaves out has the default of train/config.h.
+#include "train/config.h"
+
+namespace goat {
+namespace {
+
+constexpr char copy_mixture[] = R"([model]
+layers = 1
+heads = 2
+width = 64
+vocab = 64
+
+[prior]
+pos_rank = 8
+abs_rank = 8
+init = "zero"
+recency = "off"  # the task has a first and a previous token, but no decay to learn
+
+[data]
+source = "copy_mixture"
+seq_len = 64
+copy_mixture.p_first = 0.25
+copy_mixture.p_prev = 0.25
+
+[train]
+steps = 800
+batch = 32
+lr = 1e-2
+min_lr = 1e-3
+warmup = 50
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+batches = 64
+
+[log]
+interval = 50
+)";
+
+constexpr char shakespeare[] = R"([model]
+layers = 4
+heads = 4
+width = 128
+vocab = 256  # bytes
+
+[prior]
+pos_rank = 4
+abs_rank = 8
+init = "zero"
+recency = "free"
+
+[data]
+train = "data/shakespeare/train_*.bin"
+val = "data/shakespeare/val_*.bin"
+seq_len = 128
+block = "window"
+
+[train]
+steps = 1500
+batch = 32
+lr = 2e-3
+min_lr = 2e-4
+warmup = 100
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+interval = 250
+batches = 16  # 65,536 characters
+
+[log]
+interval = 10
+)";
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = {
+      {"copy_mixture",
+       "built-in task: copies of the first and the previous token; shows the learned prior, needs no data, runs under a minute on a CPU",
+       copy_mixture},
+      {"shakespeare", "4-layer byte-level GPT on tinyshakespeare (data/shakespeare): perplexity beyond the training length, minutes on a CPU",
+       shakespeare},
+  };
+  return all;
+}
+
+}  // namespace goat

@@ -1,0 +1,85 @@
+#include "train/prior_layer.h"
+
+namespace goat {
+
+PriorLayer::PriorLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix)
+    : content_dim_(config.content_dim()),
+      heads_(config.model.heads),
+      softplus_(config.prior.recency == "softplus"),
+      alpha_(&parameters.at(prefix + "alpha")),
+      beta_(&parameters.at(prefix + "beta")),
+      bump_(&parameters.at(prefix + "bump")),
+      w1_(&parameters.at(prefix + "sink.w1")),
+      b1_(&parameters.at(prefix + "sink.b1")),
+      w2_(&parameters.at(prefix + "sink.w2")) {
+  if (config.prior.learned_frequencies) frequency_ = &parameters.at(prefix + "frequency");
+  if (config.prior.recency != "off") slope_ = &parameters.at(prefix + "slope");
+}
+
+void PriorLayer::plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory) {
+  const auto add = [&](const char* name, std::initializer_list<std::int64_t> extents, Tensor& view) {
+    memory.add(MemoryCategory::activations, prefix + name, DType::f32, extents, view);
+  };
+  add("key_bias", {heads_, shape.length}, key_bias_);
+  add("hidden", {shape.length, b1_->value.shape[0]}, hidden_);
+  if (frequency_) add("fourier", {shape.length, frequency_->value.shape[0], 2}, fourier_);
+  if (softplus_) add("softplus_slope", {heads_}, softplus_slope_);
+}
+
+void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k, float scale) {
+  device.run(SinkForward{.key_bias = key_bias_,
+                         .hidden = hidden_,
+                         .features = shared.sink_features,
+                         .w1 = w1_->value,
+                         .b1 = b1_->value,
+                         .w2 = w2_->value,
+                         .bump = bump_->value});
+  if (frequency_) device.run(FourierTable{.table = fourier_, .frequency = frequency_->value, .positions = shared.positions});
+  if (softplus_) device.run(SoftplusForward{.out = softplus_slope_, .x = slope_->value});
+  device.run(PriorLanesForward{.q = q,
+                               .k = k,
+                               .alpha = alpha_->value,
+                               .beta = beta_->value,
+                               .key_bias = key_bias_,
+                               .fourier = frequency_ ? fourier_ : shared.fourier,
+                               .content_dim = content_dim_,
+                               .scale = scale});
+}
+
+Tensor PriorLayer::slope() const {
+  if (!slope_) return {};
+  return softplus_ ? softplus_slope_ : slope_->value;
+}
+
+void PriorLayer::backward(Device& device, SharedBuffers& shared) const {
+  Tensor dlambda;
+  if (softplus_) {
+    dlambda = shared.dlambda;
+    device.set_zero(dlambda.data, dlambda.bytes());
+  } else if (slope_) {
+    dlambda = slope_->grad;
+  }
+  device.run(PriorLanesBackward{.dalpha = alpha_->grad,
+                                .dbeta = beta_->grad,
+                                .dlambda = dlambda,
+                                .dfrequency = frequency_ ? frequency_->grad : Tensor{},
+                                .dq_lanes = shared.dq_lanes,
+                                .dk_lanes = frequency_ ? shared.dk_lanes : Tensor{},
+                                .dslope = slope_ ? shared.dslope : Tensor{},
+                                .alpha = alpha_->value,
+                                .beta = beta_->value,
+                                .fourier = frequency_ ? fourier_ : shared.fourier,
+                                .positions = shared.positions});
+  if (softplus_) device.run(SoftplusBackward{.dx = slope_->grad, .dout = dlambda, .x = slope_->value});
+  device.run(SinkBackward{.dw1 = w1_->grad,
+                          .db1 = b1_->grad,
+                          .dw2 = w2_->grad,
+                          .dbump = bump_->grad,
+                          .dkey_bias_sum = shared.dkey_bias_sum,
+                          .dkey_bias = shared.dkey_bias,
+                          .hidden = hidden_,
+                          .features = shared.sink_features,
+                          .w2 = w2_->value});
+}
+
+}  // namespace goat

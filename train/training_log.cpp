@@ -1,0 +1,88 @@
+#include "train/training_log.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "train/memory.h"
+
+namespace goat {
+
+TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run)
+    : config_(config),
+      device_(device),
+      run_(run),
+      parameters_(count_parameters(config)),
+      flops_per_token_(goat::flops_per_token(config)),
+      tokens_per_step_(config.train.batch * config.data.seq_len),
+      progress_(config.steps(), config.log.interval, static_cast<double>(tokens_per_step_), flops_per_token_) {}
+
+void TrainingLog::announce(const std::string& why, const TokenSource& data, std::size_t memory_bytes) {
+  memory_bytes_ = memory_bytes;
+  std::printf("device      %s: %s (%s); computes in fp32\n", device_.info().name.c_str(), device_.info().description.c_str(), why.c_str());
+  std::printf("data        %s\n", data.description().c_str());
+  std::printf("model       %lld layers, %lld heads, width %lld, attention %s; %lld parameters, %lld of them the prior's (%lld with full q and k projections)\n",
+              static_cast<long long>(config_.model.layers), static_cast<long long>(config_.model.heads), static_cast<long long>(config_.model.width),
+              config_.model.attention.c_str(), static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
+              static_cast<long long>(parameters_.full_projections));
+  std::printf("memory      %s\n", bytes_text(memory_bytes).c_str());
+  std::printf("run         %s: %lld steps of %lld tokens\n", run_.path().c_str(), static_cast<long long>(config_.steps()),
+              static_cast<long long>(tokens_per_step_));
+  std::fflush(stdout);
+}
+
+void TrainingLog::step(std::int64_t step, const StepState& result, double seconds, std::optional<double> validation_loss) {
+  steps_done_ = step;
+  seconds_ += seconds;
+  last_loss_ = result.loss;
+  if (result.skip_update) warn_of_skip(step, result);
+  skipped_ += result.skip_update;
+  progress_.report({step, result.loss, result.learning_rate, result.grad_norm, seconds});
+
+  nlohmann::json line = {{"step", step},
+                         {"tokens", tokens_per_step_ * step},
+                         {"loss", result.loss},
+                         {"lr", result.learning_rate},
+                         {"grad_norm", result.grad_norm},
+                         {"tokens_per_second", static_cast<double>(tokens_per_step_) / seconds},
+                         {"seconds", seconds_}};
+  if (result.skip_update) line["skipped"] = true;
+  if (validation_loss) {
+    line["val_loss"] = *validation_loss;
+    last_validation_loss_ = validation_loss;
+    std::printf("validation after step %lld: loss %.4f\n", static_cast<long long>(step), *validation_loss);
+    std::fflush(stdout);
+  }
+  run_.log_metrics(line);
+}
+
+void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss) {
+  nlohmann::json summary = {{"device", device_.info().name},
+                            {"device_description", device_.info().description},
+                            {"steps", steps_done_},
+                            {"tokens", tokens_per_step_ * steps_done_},
+                            {"loss", last_loss_},
+                            {"seconds", seconds_},
+                            {"tokens_per_second", static_cast<double>(tokens_per_step_ * steps_done_) / seconds_},
+                            {"flops_per_token", flops_per_token_},
+                            {"parameters", parameters_.trainable},
+                            {"parameters_prior", parameters_.prior},
+                            {"parameters_full_projections", parameters_.full_projections},
+                            {"memory_bytes", memory_bytes_},
+                            {"skipped_updates", skipped_},
+                            {"checkpoint", std::filesystem::relative(checkpoint, run_.path()).string()}};
+  if (last_validation_loss_) summary["val_loss"] = *last_validation_loss_;
+  if (bayes_optimal_loss) {
+    summary["bayes_optimal_loss"] = *bayes_optimal_loss;
+    std::printf("the best any model can reach on this task: loss %.4f\n", *bayes_optimal_loss);
+  }
+  run_.write_summary(summary);
+  std::printf("trained in %s; model %s\n", duration_text(seconds_).c_str(), checkpoint.c_str());
+}
+
+void TrainingLog::warn_of_skip(std::int64_t step, const StepState& result) const {
+  std::fprintf(stderr, "warning: step %lld: loss %g, grad norm %g: not finite, update skipped (training sequences %lld to %lld)\n",
+               static_cast<long long>(step), static_cast<double>(result.loss), static_cast<double>(result.grad_norm),
+               static_cast<long long>((step - 1) * config_.train.batch), static_cast<long long>(step * config_.train.batch - 1));
+}
+
+}  // namespace goat
