@@ -1,0 +1,110 @@
+#include "test/attention_operands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace goat::test {
+
+namespace {
+using Index = std::int64_t;
+
+std::vector<double> packed_values(const AttentionProblem& problem) {
+  const Index rows = std::max(problem.t_q, problem.t_k), row = problem.heads * problem.head_dim;
+  std::vector<double> packed(problem.batch * rows * 3 * row, std::numeric_limits<double>::quiet_NaN());
+  const auto place = [&](const std::vector<double>& values, Index length, Index which) {
+    for (Index b = 0; b < problem.batch; ++b)
+      for (Index t = 0; t < length; ++t)
+        std::copy_n(values.begin() + (b * length + t) * row, row, packed.begin() + ((b * rows + t) * 3 + which) * row);
+  };
+  place(problem.q, problem.t_q, 0);
+  place(problem.k, problem.t_k, 1);
+  place(problem.v, problem.t_k, 2);
+  return packed;
+}
+}  // namespace
+
+AttentionProblem random_attention(const AttentionShape& shape, Rng& rng) {
+  AttentionProblem problem;
+  problem.batch = shape.batch;
+  problem.t_q = shape.t_q;
+  problem.t_k = shape.t_k;
+  problem.heads = shape.heads;
+  problem.head_dim = shape.head_dim;
+  problem.causal = shape.causal;
+  problem.scale = 1 / std::sqrt(static_cast<float>(shape.content_dim));
+  std::normal_distribution<float> normal;
+  const auto fill = [&](std::vector<double>& values, Index rows) {
+    values.resize(shape.batch * rows * shape.heads * shape.head_dim);
+    for (double& value : values) value = normal(rng);
+  };
+  fill(problem.q, shape.t_q);
+  fill(problem.k, shape.t_k);
+  fill(problem.v, shape.t_k);
+  fill(problem.dout, shape.t_q);
+  std::uniform_real_distribution<float> slope(0, 0.1f);
+  for (Index h = 0; shape.slope && h < shape.heads; ++h) problem.slope.push_back(slope(rng));
+  return problem;
+}
+
+DeviceAttention::DeviceAttention(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes)
+    : device_(device),
+      t_q_(problem.t_q),
+      t_k_(problem.t_k),
+      content_dim_(content_dim),
+      scale_(static_cast<float>(problem.scale)),
+      causal_(problem.causal),
+      has_slope_(!problem.slope.empty()),
+      qkv(device, DType::f32, {problem.batch, std::max(problem.t_q, problem.t_k), 3, problem.heads, problem.head_dim}, "qkv"),
+      dqkv(device, DType::f32, {problem.batch, std::max(problem.t_q, problem.t_k), 3, problem.heads, problem.head_dim}, "dqkv"),
+      slope(device, DType::f32, {problem.heads}, "slope"),
+      out(device, DType::f32, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "out"),
+      lse(device, DType::f32, {problem.batch, problem.heads, problem.t_q}, "lse"),
+      dout(device, DType::f32, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "dout"),
+      delta(device, DType::f32, {problem.batch, problem.heads, problem.t_q}, "delta"),
+      dq_lanes(device, DType::f32, {problem.batch, problem.heads, problem.t_q, lanes}, "dq_lanes"),
+      dk_lanes(device, DType::f32, {problem.batch, problem.heads, problem.t_k, lanes}, "dk_lanes"),
+      dkey_bias(device, DType::f32, {problem.batch, problem.heads, problem.t_k}, "dkey_bias"),
+      dslope(device, DType::f32, {problem.batch, problem.heads, problem.t_k}, "dslope") {
+  qkv.set(packed_values(problem));
+  if (!problem.slope.empty()) slope.set(problem.slope);
+  if (!problem.dout.empty()) dout.set(problem.dout);
+}
+
+AttentionForward DeviceAttention::forward_operation() const {
+  AttentionForward op;
+  op.out = out;
+  op.lse = lse;
+  op.q = part(qkv, 0, t_q_);
+  op.k = part(qkv, 1, t_k_);
+  op.v = part(qkv, 2, t_k_);
+  if (has_slope_) op.slope = slope;
+  op.scale = scale_;
+  op.causal = causal_;
+  return op;
+}
+
+AttentionBackward DeviceAttention::backward_operation() const {
+  const AttentionForward forward_op = forward_operation();
+  AttentionBackward op;
+  op.dq = part(dqkv, 0, t_q_);
+  op.dk = part(dqkv, 1, t_k_);
+  op.dv = part(dqkv, 2, t_k_);
+  if (dq_lanes.tensor().elements() > 0) op.dq_lanes = dq_lanes, op.dk_lanes = dk_lanes;
+  op.dkey_bias = dkey_bias;
+  op.dslope = dslope;
+  op.delta = delta;
+  op.dout = dout;
+  op.out = out;
+  op.lse = lse;
+  op.q = forward_op.q;
+  op.k = forward_op.k;
+  op.v = forward_op.v;
+  op.slope = forward_op.slope;
+  op.scale = forward_op.scale;
+  op.causal = forward_op.causal;
+  op.content_dim = content_dim_;
+  return op;
+}
+
+}  // namespace goat::test

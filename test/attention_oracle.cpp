@@ -1,0 +1,103 @@
+#include "test/attention_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace goat::test {
+
+namespace {
+using Index = std::int64_t;
+
+// One head of one sequence.
+struct Head {
+  const AttentionProblem& problem;
+  Index b, h;
+
+  Index query(Index i) const { return ((b * problem.t_q + i) * problem.heads + h) * problem.head_dim; }
+  Index key(Index j) const { return ((b * problem.t_k + j) * problem.heads + h) * problem.head_dim; }
+  Index query_scalar(Index i) const { return (b * problem.heads + h) * problem.t_q + i; }
+  Index key_scalar(Index j) const { return (b * problem.heads + h) * problem.t_k + j; }
+  Index pair(Index i, Index j) const { return query_scalar(i) * problem.t_k + j; }
+
+  double logit(Index i, Index j) const {
+    double z = 0;
+    for (Index c = 0; c < problem.head_dim; ++c) z += problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
+    if (!problem.slope.empty()) z += problem.slope[h] * static_cast<double>(j - problem.position(i));
+    if (!problem.bias.empty()) z += problem.bias[(h * problem.t_q + i) * problem.t_k + j];
+    return z;
+  }
+};
+
+template <class Visit>
+void for_each_head(const AttentionProblem& problem, Visit visit) {
+  for (Index b = 0; b < problem.batch; ++b)
+    for (Index h = 0; h < problem.heads; ++h) visit(Head{problem, b, h});
+}
+
+void attend(const Head& head, AttentionValues& values) {
+  const AttentionProblem& problem = head.problem;
+  for (Index i = 0; i < problem.t_q; ++i) {
+    const Index seen = problem.keys_seen(i);
+    double* p = values.p.data() + head.pair(i, 0);
+    for (Index j = 0; j < seen; ++j) p[j] = head.logit(i, j);
+    const double maximum = *std::max_element(p, p + seen);
+    double sum = 0;
+    for (Index j = 0; j < seen; ++j) sum += std::exp(p[j] - maximum);
+    values.lse[head.query_scalar(i)] = maximum + std::log(sum);
+    for (Index j = 0; j < seen; ++j) {
+      p[j] = std::exp(p[j] - maximum) / sum;
+      for (Index c = 0; c < problem.head_dim; ++c) {
+        const double term = p[j] * problem.v[head.key(j) + c];
+        values.out.add(head.query(i) + c, term, std::abs(term));
+      }
+    }
+  }
+}
+
+// <a, b> and the sum of its terms' absolute values.
+struct Product {
+  double value = 0, terms = 0;
+  Product(const double* a, const double* b, Index n) {
+    for (Index c = 0; c < n; ++c) value += a[c] * b[c], terms += std::abs(a[c] * b[c]);
+  }
+};
+
+void differentiate(const Head& head, const AttentionValues& values, AttentionGradients& gradients) {
+  const AttentionProblem& problem = head.problem;
+  for (Index i = 0; i < problem.t_q; ++i) {
+    const double *dout = problem.dout.data() + head.query(i), *q = problem.q.data() + head.query(i);
+    const Product delta(dout, values.out.value.data() + head.query(i), problem.head_dim);
+    for (Index j = 0; j < problem.keys_seen(i); ++j) {
+      const double p = values.p[head.pair(i, j)], *k = problem.k.data() + head.key(j);
+      const Product dp(dout, problem.v.data() + head.key(j), problem.head_dim);
+      const double s = p * (dp.value - delta.value), magnitude = p * (dp.terms + delta.terms);
+      const auto lag = static_cast<double>(j - problem.position(i));
+      gradients.dkey_bias.add(head.key_scalar(j), s, magnitude);
+      gradients.dslope.add(head.key_scalar(j), s * lag, magnitude * std::abs(lag));
+      for (Index c = 0; c < problem.head_dim; ++c) {
+        gradients.s_k.add(head.query(i) + c, s * k[c], magnitude * std::abs(k[c]));
+        gradients.s_q.add(head.key(j) + c, s * q[c], magnitude * std::abs(q[c]));
+        gradients.dv.add(head.key(j) + c, p * dout[c], std::abs(p * dout[c]));
+      }
+    }
+  }
+}
+}  // namespace
+
+AttentionValues attention(const AttentionProblem& problem) {
+  const Index rows = problem.batch * problem.t_q * problem.heads;
+  AttentionValues values{Summed(rows * problem.head_dim), std::vector<double>(rows), std::vector<double>(rows * problem.t_k)};
+  for_each_head(problem, [&](const Head& head) { attend(head, values); });
+  return values;
+}
+
+AttentionGradients attention_gradients(const AttentionProblem& problem) {
+  const AttentionValues values = attention(problem);
+  const Index queries = problem.batch * problem.t_q * problem.heads, keys = problem.batch * problem.t_k * problem.heads;
+  AttentionGradients gradients{Summed(queries * problem.head_dim), Summed(keys * problem.head_dim), Summed(keys * problem.head_dim), Summed(keys),
+                               Summed(keys)};
+  for_each_head(problem, [&](const Head& head) { differentiate(head, values, gradients); });
+  return gradients;
+}
+
+}  // namespace goat::test

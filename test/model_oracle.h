@@ -1,0 +1,17 @@
+// The whole GPT in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's additive form: no lanes, T x T matrices).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace goat::test {
+
+using StoredValues = std::map<std::string, std::vector<double>>;  // name -> row-major values
+
+// Mean loss in nats over the B*T tokens; inputs and targets are [B, T].
+double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs, const std::vector<std::int32_t>& targets);
+
+}  // namespace goat::test

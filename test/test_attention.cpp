@@ -1,0 +1,317 @@
+#include <omp.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "test/attention_operands.h"
+#include "test/catch.h"
+
+using namespace goat;
+using namespace goat::test;
+
+namespace {
+using Index = std::int64_t;
+
+Index at(const AttentionShape& shape, Index length, Index b, Index t, Index h, Index c) {
+  return ((b * length + t) * shape.heads + h) * shape.head_dim + c;
+}
+
+// The content of [B, length, H, d_h] times scale, zero on the lanes.
+std::vector<double> content_of(const std::vector<double>& values, const AttentionShape& shape, double scale) {
+  std::vector<double> content(values.size(), 0.0);
+  for (std::size_t n = 0; n < values.size(); ++n)
+    if (static_cast<Index>(n) % shape.head_dim < shape.content_dim) content[n] = scale * values[n];
+  return content;
+}
+
+// The first 2R lanes of [B, length, H, d_h] times scale, as [B, H, length, 2R].
+std::vector<double> lanes_of(const std::vector<double>& values, const AttentionShape& shape, Index length, double scale) {
+  std::vector<double> lanes;
+  for (Index b = 0; b < shape.batch; ++b)
+    for (Index h = 0; h < shape.heads; ++h)
+      for (Index t = 0; t < length; ++t)
+        for (Index c = 0; c < shape.lanes; ++c) lanes.push_back(scale * values[at(shape, length, b, t, h, shape.content_dim + c)]);
+  return lanes;
+}
+
+double sum(const double* values, Index count) { return std::accumulate(values, values + count, 0.0); }
+
+Index count_nan(const std::vector<double>& values) {
+  return std::count_if(values.begin(), values.end(), [](double value) { return std::isnan(value); });
+}
+
+void check_forward(const AttentionProblem& problem, const DeviceAttention& attention_on_device) {
+  const AttentionValues want = attention(problem);
+  CHECK_FP32(attention_on_device.out.values(), want.out.value, want.out.terms);
+  CHECK_FP32(attention_on_device.lse.values(), want.lse);
+}
+
+void check_backward(const AttentionProblem& problem, const AttentionShape& shape, const DeviceAttention& got) {
+  const AttentionGradients want = attention_gradients(problem);
+  CHECK_FP32(got.q_gradient(), content_of(want.s_k.value, shape, problem.scale), content_of(want.s_k.terms, shape, problem.scale));
+  CHECK_FP32(got.k_gradient(), content_of(want.s_q.value, shape, problem.scale), content_of(want.s_q.terms, shape, problem.scale));
+  CHECK_FP32(got.v_gradient(), want.dv.value, want.dv.terms);
+  CHECK_FP32(got.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms);
+  CHECK_FP32(got.dslope.values(), want.dslope.value, want.dslope.terms);
+  CHECK_FP32(got.dq_lanes.values(), lanes_of(want.s_k.value, shape, shape.t_q, 1), lanes_of(want.s_k.terms, shape, shape.t_q, 1));
+  CHECK_FP32(got.dk_lanes.values(), lanes_of(want.s_q.value, shape, shape.t_k, problem.scale),
+             lanes_of(want.s_q.terms, shape, shape.t_k, problem.scale));
+  const Index row = shape.batch * shape.heads * shape.head_dim, rows = std::max(shape.t_q, shape.t_k);
+  CHECK(count_nan(got.dqkv.values()) == row * ((rows - shape.t_q) + 2 * (rows - shape.t_k)));  // nothing else was written
+}
+
+void check_attention(Device& device, const AttentionShape& shape, Rng& rng) {
+  INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads << ", d_h " << shape.head_dim << ", d_c "
+            << shape.content_dim << ", 2R " << shape.lanes << (shape.causal ? ", causal" : "") << (shape.slope ? ", slope" : ""));
+  const AttentionProblem problem = random_attention(shape, rng);
+  DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes);
+  on_device.forward();
+  on_device.backward();
+  check_forward(problem, on_device);
+  check_backward(problem, shape, on_device);
+}
+
+// <dout, out>, the function whose gradients attention_gradients gives.
+double objective(const AttentionProblem& problem) {
+  const std::vector<double> out = attention(problem).out.value;
+  return std::inner_product(out.begin(), out.end(), problem.dout.begin(), 0.0);
+}
+
+// Central differences of the objective in every element of `operand`, a field of `problem`.
+std::vector<double> differences(AttentionProblem& problem, std::vector<double>& operand) {
+  constexpr double step = 1e-5;
+  std::vector<double> gradient;
+  for (double& value : operand) {
+    const double here = value;
+    value = here + step;
+    const double above = objective(problem);
+    value = here - step;
+    gradient.push_back((above - objective(problem)) / (2 * step));
+    value = here;
+  }
+  return gradient;
+}
+
+double distance(const std::vector<double>& got, const std::vector<double>& want) {
+  REQUIRE(got.size() == want.size());
+  double worst = 0;
+  for (std::size_t n = 0; n < got.size(); ++n) worst = std::max(worst, std::abs(got[n] - want[n]));
+  return worst;
+}
+
+std::vector<double> times(std::vector<double> values, double factor) {
+  for (double& value : values) value *= factor;
+  return values;
+}
+
+// [B, H, T] -> [H], summed over sequences and keys.
+std::vector<double> sum_per_head(const std::vector<double>& values, Index batch, Index heads) {
+  const Index length = static_cast<Index>(values.size()) / (batch * heads);
+  std::vector<double> sums(heads);
+  for (Index n = 0; n < batch * heads; ++n) sums[n % heads] += sum(values.data() + n * length, length);
+  return sums;
+}
+
+double norm(const std::vector<double>& values) { return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0)); }
+
+std::vector<std::vector<double>> results(const DeviceAttention& attention) {
+  std::vector<std::vector<double>> all{attention.out.values(),      attention.lse.values(),       attention.q_gradient(),
+                                       attention.k_gradient(),      attention.v_gradient(),       attention.dq_lanes.values(),
+                                       attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
+  return all;
+}
+
+std::vector<std::vector<double>> run(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes) {
+  DeviceAttention attention(device, problem, content_dim, lanes);
+  attention.forward();
+  attention.backward();
+  return results(attention);
+}
+
+double peak_mebibytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+}  // namespace
+
+TEST_CASE("attention oracle: its gradients are the central differences of its forward pass", "[attention]") {
+  const auto seed = fresh_seed();
+  INFO("GOAT_TEST_SEED=" << seed);
+  Rng rng(seed);
+  for (const bool causal : {true, false}) {
+    AttentionProblem problem = random_attention({2, 3, 5, 2, 4, 4, 0, causal, true}, rng);
+    problem.bias.resize(2 * 3 * 5, 0.1);
+    const AttentionGradients gradients = attention_gradients(problem);
+    CHECK(distance(differences(problem, problem.q), times(gradients.s_k.value, problem.scale)) < 1e-8);
+    CHECK(distance(differences(problem, problem.k), times(gradients.s_q.value, problem.scale)) < 1e-8);
+    CHECK(distance(differences(problem, problem.v), gradients.dv.value) < 1e-8);
+    CHECK(distance(differences(problem, problem.slope), sum_per_head(gradients.dslope.value, 2, 2)) < 1e-8);
+  }
+}
+
+TEST_CASE("attention oracle: dkey_bias is the central difference in a bias of the key", "[attention]") {
+  const auto seed = fresh_seed();
+  INFO("GOAT_TEST_SEED=" << seed);
+  Rng rng(seed);
+  AttentionProblem problem = random_attention({1, 1, 6, 3, 4, 4, 0, true, true}, rng);  // one query: a key's bias is a logit's
+  problem.bias.resize(3 * 1 * 6, -0.2);
+  CHECK(distance(differences(problem, problem.bias), attention_gradients(problem).dkey_bias.value) < 1e-8);
+}
+
+TEST_CASE("attention forward and backward: match float64 at odd lengths", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const Index length : {1, 2, 7, 63, 64, 65, 95, 96, 97, 130, 257})
+      for (const bool causal : {true, false}) {
+        const bool slope = rng() % 2 == 0;
+        check_attention(*device, {2, length, length, 3, 32, 22, 8, causal, slope}, rng);
+      }
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 for every head dimension, with and without lanes", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const Index head_dim : {1, 8, 20, 32, 52, 64, 128})
+      for (const bool slope : {true, false}) {
+        check_attention(*device, {1, 70, 70, 3, head_dim, head_dim, 0, true, slope}, rng);
+        if (head_dim >= 8) check_attention(*device, {2, 99, 99, 1, head_dim, head_dim - 7, 4, true, slope}, rng);
+      }
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 where queries and keys differ in number", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const Index t_q : {1, 5, 96, 100})
+      for (const Index t_k : {100, 192, 250})
+        for (const bool causal : {true, false}) check_attention(*device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
+    check_attention(*device, {2, 130, 7, 3, 24, 20, 2, false, true}, rng);
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 with steep slopes over 1000 keys", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const AttentionShape shape{1, 1000, 1000, 4, 16, 10, 4, true, true};
+    AttentionProblem problem = random_attention(shape, rng);
+    problem.slope = {0.7071f, 4.0f, 100.0f, 0.0f};
+    DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+    on_device.forward();
+    on_device.backward();
+    check_forward(problem, on_device);
+    check_backward(problem, shape, on_device);
+  }
+}
+
+TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=1000", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const AttentionShape shape{2, 1000, 1000, 3, 32, 22, 8, true, true};
+    AttentionProblem problem = random_attention(shape, rng);
+    problem.slope = {0.5f, 0.0625f, 0.00390625f};
+    DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+    on_device.forward();
+    on_device.backward();
+    const AttentionGradients want = attention_gradients(problem);
+    const std::vector<double> dlambda = sum_per_head(want.dslope.value, shape.batch, shape.heads);
+    CHECK(distance(sum_per_head(on_device.dslope.values(), shape.batch, shape.heads), dlambda) < 1e-3 * norm(dlambda));
+    CHECK(distance(on_device.dkey_bias.values(), want.dkey_bias.value) < 1e-3 * norm(want.dkey_bias.value) / std::sqrt(6000.0));
+  }
+}
+
+TEST_CASE("attention backward: the other gradients are the same bits without the optional ones", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    Rng rng(fresh_seed());
+    const AttentionShape shape{1, 130, 130, 2, 32, 22, 8, true, true};
+    const AttentionProblem problem = random_attention(shape, rng);
+    DeviceAttention whole(*device, problem, shape.content_dim, shape.lanes), bare(*device, problem, shape.content_dim, shape.lanes);
+    whole.forward();
+    whole.backward();
+    bare.forward();
+    AttentionBackward op = bare.backward_operation();
+    op.dq_lanes = op.dk_lanes = op.dkey_bias = op.dslope = Tensor{};
+    device->run(op);
+    CHECK(bare.q_gradient() == whole.q_gradient());
+    CHECK(bare.k_gradient() == whole.k_gradient());
+    CHECK(bare.v_gradient() == whole.v_gradient());
+    CHECK(count_nan(bare.dkey_bias.values()) == bare.dkey_bias.tensor().elements());
+  }
+}
+
+TEST_CASE("attention forward and backward: the same bits every run", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    Rng rng(fresh_seed());
+    for (const Index heads : {1, 5}) {
+      const AttentionProblem problem = random_attention({1, 333, 333, heads, 32, 22, 8, true, true}, rng);
+      const auto first = run(*device, problem, 22, 8);
+      for (int repetition = 0; repetition < 3; ++repetition) CHECK(run(*device, problem, 22, 8) == first);
+    }
+  }
+}
+
+TEST_CASE("attention on the cpu: the same bits for every number of threads", "[attention]") {
+  const auto device = open_device("cpu");
+  Rng rng(fresh_seed());
+  const int threads = omp_get_max_threads();
+  for (const bool causal : {true, false}) {
+    const AttentionProblem problem = random_attention({1, 200, 300, 1, 52, 42, 8, causal, true}, rng);
+    omp_set_num_threads(1);
+    const auto one = run(*device, problem, 42, 8);
+    for (const int count : {2, 3, 5}) {
+      omp_set_num_threads(count);
+      CHECK(run(*device, problem, 42, 8) == one);
+    }
+    omp_set_num_threads(threads);
+  }
+}
+
+TEST_CASE("attention forward: a NaN reaches the rows that see it and no earlier tile", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    Rng rng(fresh_seed());
+    AttentionProblem problem = random_attention({1, 400, 400, 1, 16, 16, 0, true, true}, rng);
+    problem.k[250 * 16] = std::numeric_limits<double>::quiet_NaN();
+    DeviceAttention on_device(*device, problem, 16, 0);
+    on_device.forward();
+    const std::vector<double> out = on_device.out.values(), lse = on_device.lse.values();
+    CHECK(count_nan(lse) == 150);
+    CHECK(count_nan({lse.begin(), lse.begin() + 250}) == 0);
+    CHECK(count_nan({out.begin() + 250 * 16, out.end()}) == 150 * 16);
+    CHECK(count_nan({out.begin(), out.begin() + 128 * 16}) == 0);
+  }
+}
+
+TEST_CASE("attention on the cpu: memory is linear in T, 32768 tokens forward and backward in less than 64 MiB more", "[attention]") {
+  const auto device = open_device("cpu");
+  Rng rng(fresh_seed());
+  const AttentionProblem problem = random_attention({1, 32768, 32768, 1, 32, 22, 8, true, true}, rng);
+  DeviceAttention on_device(*device, problem, 22, 8);
+  const double before = peak_mebibytes();
+  on_device.forward();
+  on_device.backward();
+  CHECK(peak_mebibytes() - before < 64);  // T x T floats would be 4096
+  CHECK(count_nan(on_device.dslope.values()) == 0);
+}

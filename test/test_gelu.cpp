@@ -1,0 +1,115 @@
+// GELU (tanh form) against a float64 oracle.
+#include <cmath>
+#include <limits>
+
+#include "test/catch.h"
+#include "test/operand.h"
+
+using goat::DType;
+using goat::GeluBackward;
+using goat::GeluForward;
+using goat::test::Operand;
+using goat::test::Rng;
+
+namespace {
+using Values = std::vector<double>;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+const double root = std::sqrt(2 / std::acos(-1.0));
+
+double tanh_term(double x) { return std::tanh(root * (x + 0.044715 * x * x * x)); }
+double sech_term(double x) { return x / 2 * (1 - tanh_term(x) * tanh_term(x)) * root * (1 + 3 * 0.044715 * x * x); }
+
+double gelu(double x) { return x / 2 * (1 + tanh_term(x)); }
+double gelu_derivative(double x) { return (1 + tanh_term(x)) / 2 + sech_term(x); }
+
+// The same sums with the absolute values of their terms: in the left tail 1 and tanh cancel.
+double gelu_terms(double x) { return std::abs(x) / 2 * (1 + std::abs(tanh_term(x))); }
+double gelu_derivative_terms(double x) { return (1 + std::abs(tanh_term(x))) / 2 + std::abs(sech_term(x)); }
+
+Values map(double (*function)(double), Values values) {
+  for (double& value : values) value = function(value);
+  return values;
+}
+
+Values product(Values a, const Values& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] *= b[i];
+  return a;
+}
+}  // namespace
+
+TEST_CASE("gelu: the derivative of the oracle is its numerical derivative") {
+  for (double x = -6; x <= 6; x += 0.25) CHECK(gelu_derivative(x) == Approx((gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5).epsilon(1e-6).margin(1e-9));
+}
+
+TEST_CASE("gelu: forward and backward match float64 at odd sizes and small and large arguments") {
+  for (const std::string& name : goat::test::device_names()) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const std::int64_t n : {0, 1, 7, 64, 8191, 3 * 8192 + 5}) {
+      for (const double scale : {1e-3, 1.0, 10.0}) {
+        INFO("n = " << n << ", scale " << scale);
+        const auto x = Operand::normal(*device, rng, {n}, "x", scale), dout = Operand::normal(*device, rng, {n}, "dout");
+        const Operand out(*device, DType::f32, {n}, "out"), dx(*device, DType::f32, {n}, "dx");
+        device->run(GeluForward{out, x});
+        device->run(GeluBackward{dx, dout, x});
+        const Values dx_terms = product(map(std::abs, dout.values()), map(gelu_derivative_terms, x.values()));
+        CHECK_FP32(out.values(), map(gelu, x.values()), map(gelu_terms, x.values()));
+        CHECK_FP32(dx.values(), product(dout.values(), map(gelu_derivative, x.values())), dx_terms);
+      }
+    }
+  }
+}
+
+TEST_CASE("gelu forward: the left tail keeps its relative accuracy") {
+  for (const std::string& name : goat::test::device_names()) {
+    const auto device = goat::open_device(name);
+    INFO("device " << name);
+    Values points;
+    for (double x = -6; x < 0; x += 1.0 / 64) points.push_back(x);
+    const auto n = static_cast<std::int64_t>(points.size());
+    const auto x = Operand::of(*device, points, {n}, "x");
+    const Operand out(*device, DType::f32, {n}, "out");
+    device->run(GeluForward{out, x});
+    const Values got = out.values();
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const double u = root * (points[i] + 0.044715 * std::pow(points[i], 3));
+      CHECK(got[i] == Approx(points[i] / (1 + std::exp(-2 * u))).epsilon(2e-5));
+    }
+  }
+}
+
+TEST_CASE("gelu: passes large arguments, shuts small ones off, keeps NaN, and has the right derivative there") {
+  for (const std::string& name : goat::test::device_names()) {
+    const auto device = goat::open_device(name);
+    INFO("device " << name);
+    const auto x = Operand::of(*device, {0, 25, 1e20, infinity, -25, -1e20, std::nan("")}, {7}, "x");
+    const auto dout = Operand::of(*device, Values(7, 1), {7}, "dout");
+    const Operand out(*device, DType::f32, {7}, "out"), dx(*device, DType::f32, {7}, "dx");
+    device->run(GeluForward{out, x});
+    device->run(GeluBackward{dx, dout, x});
+    const Values got = out.values(), slope = dx.values();
+    CHECK(got[0] == 0);
+    for (const std::size_t i : {1, 2, 3}) CHECK(got[i] == x.values()[i]);
+    for (const std::size_t i : {4, 5}) CHECK(got[i] == 0);
+    CHECK(std::isnan(got[6]));
+    CHECK(slope[0] == 0.5);
+    for (const std::size_t i : {1, 2, 3}) CHECK(slope[i] == 1);
+    for (const std::size_t i : {4, 5}) CHECK(slope[i] == 0);
+    CHECK(std::isnan(slope[6]));
+  }
+}
+
+TEST_CASE("gelu backward: dx may be written over dout, and any shape is one array") {
+  for (const std::string& name : goat::test::device_names()) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const auto x = Operand::normal(*device, rng, {2, 3, 5, 7}, "x"), dout = Operand::normal(*device, rng, {2, 3, 5, 7}, "dout");
+    const Values want = product(dout.values(), map(gelu_derivative, x.values()));
+    device->run(GeluBackward{dout, dout, x});
+    CHECK_FP32(dout.values(), want);
+  }
+}

@@ -1,0 +1,275 @@
+// The whole model: gradients against central differences in float64, recomputation, micro-batches, reproducibility, parameter counts.
+
+#include <cmath>
+#include <cstring>
+
+#include "test/catch.h"
+#include "test/model_oracle.h"
+#include "test/operand.h"
+#include "train/model.h"
+#include "train/model_parameters.h"
+#include "train/sources.h"
+#include "train/trainer.h"
+
+using namespace goat;
+using goat::test::Rng;
+
+namespace {
+
+// A model small enough for the naive oracle, with sizes that fit no tile.
+Config tiny_config(const std::vector<std::string>& settings = {}) {
+  std::vector<std::string> all = {"model.layers=2", "model.heads=2",         "model.width=24",      "model.ff_width=40", "model.vocab=11",
+                                  "data.seq_len=9", "prior.pos_rank=2",      "prior.abs_rank=3",    "prior.init=random", "prior.recency=free",
+                                  "train.batch=4",  "train.micro_batch=2",   "train.steps=5",       "train.warmup=2",    "train.lr=3e-3",
+                                  "train.min_lr=0", "prior.sink_init_scale=0.5", "eval.batches=2"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return load_config("copy_mixture", all);
+}
+
+// A model with random parameters (also those that start at zero) on a device, and its stored values in double.
+struct TestModel {
+  TestModel(const Config& config, Device& target, BatchShape shape, std::uint64_t seed) : device(target) {
+    declare_parameters(config, parameters);
+    parameters.plan(memory, true);
+    model = std::make_unique<Model>(config, shape, true, parameters, memory);
+    memory.allocate(device);
+    parameters.bind();
+    parameters.initialize(device, seed);
+    Rng rng(seed);
+    std::normal_distribution<float> noise(0, 0.2f);
+    for (const StoredTensor& tensor : parameters.stored()) {
+      std::vector<float> data = parameters.read(device, tensor);
+      for (float& value : data) value += noise(rng);
+      parameters.write(device, tensor, data);
+      values[tensor.name] = std::vector<double>(data.begin(), data.end());
+    }
+    model->bind(device);
+    std::uniform_int_distribution<std::int32_t> token(0, static_cast<std::int32_t>(config.model.vocab) - 1);
+    for (std::int64_t n = 0; n < shape.tokens(); ++n) {
+      inputs.push_back(token(rng));
+      targets.push_back(token(rng));
+    }
+    model->load(device, inputs, targets);
+  }
+
+  double mean_loss() {
+    std::vector<float> losses(inputs.size());
+    device.download(losses.data(), model->losses().data, model->losses().bytes());
+    double sum = 0;
+    for (const float loss : losses) sum += static_cast<double>(loss);
+    return sum / static_cast<double>(losses.size());
+  }
+
+  // The gradient of a stored tensor, row-major.
+  std::vector<double> gradient(const StoredTensor& tensor) {
+    Tensor view = tensor.layout;
+    view.data = tensor.parameter->grad.as<float>() + tensor.offset;
+    return goat::test::values_of(device, view);
+  }
+
+  Device& device;
+  ParameterSet parameters;
+  MemoryPlan memory;
+  std::unique_ptr<Model> model;
+  goat::test::StoredValues values;
+  std::vector<std::int32_t> inputs, targets;
+};
+
+struct Variant {
+  const char* name;
+  std::vector<std::string> settings;
+};
+const std::vector<Variant> variants = {
+    {"goat, free slope", {}},
+    {"goat, softplus slope", {"prior.recency=softplus", "prior.init=alibi"}},
+    {"goat, no slope", {"prior.recency=off"}},
+    {"goat, learned frequencies", {"prior.learned_frequencies=true"}},
+    {"goat, wide lanes", {"prior.lane_dim=9"}},
+    {"goat, unscaled", {"model.attn_scale=none"}},
+    {"no positions", {"model.attention=none"}},
+};
+
+std::vector<float> losses_of_run(const Config& config, Device& device, std::int64_t steps) {
+  const auto training = open_training_source(config), validation = open_validation_source(config);
+  Trainer trainer(config, device, *training, validation.get());
+  std::vector<float> losses;
+  for (std::int64_t step = 0; step < steps; ++step) losses.push_back(trainer.step(step).loss);
+  losses.push_back(static_cast<float>(trainer.validate().value()));
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("model: loss and every tensor's gradient match float64 central differences, in every variant") {
+  for (const std::string& device_name : goat::test::device_names()) {
+    const auto device = open_device(device_name);
+    for (const Variant& variant : variants) {
+      const std::uint64_t seed = goat::test::fresh_seed();
+      INFO("device " << device_name << ", " << variant.name << ", seed " << seed);
+      const Config config = tiny_config(variant.settings);
+      const BatchShape shape{2, config.data.seq_len};
+      TestModel test(config, *device, shape, seed);
+      test.parameters.zero_gradients(*device);
+      test.model->forward_backward(*device, 1.0f / static_cast<float>(shape.tokens()));
+      CHECK(test.mean_loss() == Approx(goat::test::model_loss(config, test.values, test.inputs, test.targets)).epsilon(1e-5));
+
+      Rng rng(seed + 1);
+      std::normal_distribution<double> normal;
+      for (const StoredTensor& tensor : test.parameters.stored()) {
+        INFO(tensor.name);
+        // Directional derivative along a random direction: every element of the gradient takes part.
+        std::vector<double>& values = test.values.at(tensor.name);
+        const std::vector<double> start = values, gradient = test.gradient(tensor);
+        std::vector<double> direction(values.size());
+        for (double& d : direction) d = normal(rng);
+        const auto loss_at = [&](double step) {
+          for (std::size_t i = 0; i < values.size(); ++i) values[i] = start[i] + step * direction[i];
+          return goat::test::model_loss(config, test.values, test.inputs, test.targets);
+        };
+        const double h = 1e-5 / std::sqrt(static_cast<double>(values.size()));
+        const double want = (loss_at(h) - loss_at(-h)) / (2 * h);
+        values = start;
+        double got = 0, terms = 0;
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+          got += gradient[i] * direction[i];
+          terms += gradient[i] * gradient[i] * direction[i] * direction[i];
+        }
+        INFO("got " << got << ", want " << want);
+        CHECK(std::abs(got - want) <= 1e-4 * std::sqrt(terms) + 1e-7);
+      }
+    }
+  }
+}
+
+TEST_CASE("model: recomputing gelu or whole blocks gives bitwise the same losses and gradients") {
+  for (const std::string& device_name : goat::test::device_names()) {
+    const auto device = open_device(device_name);
+    std::vector<std::vector<double>> first;
+    for (const char* recompute : {"none", "gelu", "block"}) {
+      const Config config = tiny_config({std::string("model.recompute=") + recompute});
+      TestModel test(config, *device, {2, config.data.seq_len}, 7);
+      test.parameters.zero_gradients(*device);
+      test.model->forward_backward(*device, 0.1f);
+      std::vector<std::vector<double>> results{goat::test::values_of(*device, test.model->losses())};
+      for (const StoredTensor& tensor : test.parameters.stored()) results.push_back(test.gradient(tensor));
+      if (first.empty()) first = results;
+      INFO("recompute " << recompute);
+      CHECK(results == first);
+    }
+  }
+}
+
+TEST_CASE("model: recomputation needs less memory, and block less than gelu") {
+  const auto activations = [](const char* recompute) {
+    const Config config = tiny_config({std::string("model.recompute=") + recompute, "model.layers=6"});
+    ParameterSet parameters;
+    declare_parameters(config, parameters);
+    MemoryPlan memory;
+    const Model model(config, {2, config.data.seq_len}, true, parameters, memory);
+    return memory.bytes(MemoryCategory::activations);
+  };
+  CHECK(activations("gelu") < activations("none"));
+  CHECK(activations("block") < activations("gelu"));
+}
+
+TEST_CASE("trainer: the same seed gives bitwise the same losses, another seed others") {
+  for (const std::string& device_name : goat::test::device_names()) {
+    const auto device = open_device(device_name);
+    const std::vector<float> losses = losses_of_run(tiny_config(), *device, 5);
+    CHECK(losses_of_run(tiny_config(), *device, 5) == losses);
+    CHECK(losses_of_run(tiny_config({"train.seed=2"}), *device, 5) != losses);
+  }
+}
+
+TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
+  const auto device = open_device("cpu");
+  const std::vector<float> whole = losses_of_run(tiny_config({"train.micro_batch=4"}), *device, 5);
+  for (const char* micro_batch : {"1", "2"}) {
+    const std::vector<float> split = losses_of_run(tiny_config({std::string("train.micro_batch=") + micro_batch, "eval.batches=" + std::to_string(8 / std::stoi(micro_batch))}), *device, 5);
+    const std::vector<float> reference = losses_of_run(tiny_config({"train.micro_batch=4", "eval.batches=2"}), *device, 5);
+    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(reference[i]).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is reported") {
+  const auto device = open_device("cpu");
+  const Config config = tiny_config();
+  const auto training = open_training_source(config);
+  Trainer trainer(config, *device, *training, nullptr);
+  trainer.step(0);
+  const StoredTensor& embedding = trainer.parameters().stored().front();
+  std::vector<float> values = trainer.parameters().read(*device, embedding);
+  std::vector<float> poisoned = values;
+  for (float& value : poisoned) value = std::numeric_limits<float>::quiet_NaN();
+  trainer.parameters().write(*device, embedding, poisoned);
+  const StoredTensor& other = trainer.parameters().stored().back();
+  const std::vector<float> before = trainer.parameters().read(*device, other);
+  CHECK(trainer.step(1).consecutive_skips == 1);
+  const StepState result = trainer.step(2);
+  CHECK(result.skip_update == 1);
+  CHECK(result.consecutive_skips == 2);
+  CHECK(result.updates == 1);
+  CHECK(trainer.parameters().read(*device, other) == before);
+
+  trainer.parameters().write(*device, embedding, values);
+  const StepState recovered = trainer.step(3);
+  CHECK(recovered.skip_update == 0);
+  CHECK(recovered.consecutive_skips == 0);
+  CHECK(recovered.updates == 2);
+}
+
+TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay exactly zero") {
+  const auto device = open_device("cpu");
+  const Config config = tiny_config();
+  const auto training = open_training_source(config);
+  Trainer trainer(config, *device, *training, nullptr);
+  for (std::int64_t step = 0; step < 5; ++step) trainer.step(step);
+  const Parameter& qkv = trainer.parameters().at("blocks.1.attn.qkv.weight");
+  for (std::int64_t part = 0; part < 2; ++part) {
+    const Tensor lanes = qkv.value.select(0, part).slice(1, config.content_dim(), config.lane_dim());
+    for (const double value : goat::test::values_of(*device, lanes)) CHECK(value == 0.0);
+  }
+  double size = 0;
+  for (const double value : goat::test::values_of(*device, qkv.value)) size += std::abs(value);
+  CHECK(size > 0);
+}
+
+TEST_CASE("parameters: c4_125m's counts are the published ones") {
+  Config config;
+  config.model = {.layers = 12, .heads = 12, .width = 768, .vocab = 50257};
+  const ParameterCounts counts = count_parameters(config);
+  CHECK(counts.trainable - counts.prior == 122'324'544);
+  CHECK(counts.full_projections == 123'653'376);
+}
+
+TEST_CASE("parameters: the same tensor starts the same in every variant, with the standard deviations of the specification") {
+  const auto device = open_device("cpu");
+  const auto initial = [&](const std::vector<std::string>& settings, const std::string& name) {
+    const Config config = tiny_config(settings);
+    ParameterSet parameters;
+    MemoryPlan memory;
+    declare_parameters(config, parameters);
+    parameters.plan(memory, false);
+    memory.allocate(*device);
+    parameters.bind();
+    parameters.initialize(*device, 1);
+    for (const StoredTensor& tensor : parameters.stored())
+      if (tensor.name == name) return parameters.read(*device, tensor);
+    throw std::logic_error("no tensor " + name);
+  };
+  const auto deviation = [](const std::vector<float>& values) {
+    double sum = 0;
+    for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+    return std::sqrt(sum / static_cast<double>(values.size()));
+  };
+  CHECK(initial({}, "blocks.1.mlp.up.weight") == initial({"model.attention=none"}, "blocks.1.mlp.up.weight"));
+  const std::vector<std::string> wide = {"model.width=96", "model.ff_width=384", "prior.sink_init_scale=1e-3", "prior.sink_hidden=64"};
+  CHECK(deviation(initial(wide, "blocks.0.mlp.up.weight")) == Approx(0.02).epsilon(0.02));
+  CHECK(deviation(initial(wide, "blocks.0.attn.q.weight")) == Approx(0.02).epsilon(0.03));
+  CHECK(deviation(initial(wide, "blocks.0.attn.prior.sink.w1")) == Approx(1e-3).epsilon(0.1));
+  CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.alpha") == std::vector<float>(4, 0.0f));
+  CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.slope") == std::vector<float>(2, 0.0f));
+  CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.slope") == std::vector<float>{0.0625f, 0.00390625f});
+  CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.beta") == std::vector<float>(4, 0.0f));
+  CHECK(std::log1p(std::exp(initial({"prior.init=alibi", "prior.recency=softplus"}, "blocks.0.attn.prior.slope")[0])) == Approx(0.0625).epsilon(1e-6));
+}

@@ -1,0 +1,468 @@
+// The prior's operations against the float64 oracle: Fourier table, positional lanes, gradients of the parameters, softplus.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "test/catch.h"
+#include "test/operand.h"
+#include "test/prior_oracle.h"
+#include "train/prior_setup.h"
+
+using namespace goat;
+using namespace goat::test;
+
+namespace {
+constexpr double poison = std::numeric_limits<double>::quiet_NaN();
+constexpr double unit = PriorLanesForward::key_bias_unit;
+
+Operand positions_operand(Device& device, const Positions& positions) {
+  return Operand::of(device, positions.values, {positions.rows(), positions.axes}, "positions", DType::i32);
+}
+
+// The oracle's (cos, sin) [T, R, 2], which key_vector gives for any head with these frequencies.
+std::vector<double> fourier_table(const std::vector<double>& frequency, const Positions& positions) {
+  const HeadPrior head{frequency, frequency, frequency, 0, {}};
+  std::vector<double> table;
+  for (std::int64_t t = 0; t < positions.rows(); ++t) {
+    const std::vector<double> row = key_vector(head, positions, t);
+    table.insert(table.end(), row.begin(), row.end());
+  }
+  return table;
+}
+
+// One HeadPrior a head from alpha [H, R] and beta [H, R].
+std::vector<HeadPrior> heads_of(const Operand& alpha, const Operand& beta, const std::vector<double>& frequency) {
+  const std::vector<double> a = alpha.values(), b = beta.values();
+  const auto modes = static_cast<std::ptrdiff_t>(frequency.size());
+  std::vector<HeadPrior> heads;
+  for (std::ptrdiff_t at = 0; at < static_cast<std::ptrdiff_t>(a.size()); at += modes)
+    heads.push_back({{a.begin() + at, a.begin() + at + modes}, {b.begin() + at, b.begin() + at + modes}, frequency, 0, {}});
+  return heads;
+}
+
+std::vector<double> plus(std::vector<double> a, const std::vector<double>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------ Fourier table
+
+TEST_CASE("fourier table: within 2^-24 of float64 up to position 32767, in one and two dimensions, for f64 and f32 frequencies", "[prior]") {
+  std::vector<Positions> layouts;
+  for (const std::int64_t rows : {1, 2, 65, 129}) layouts.push_back(Positions::sequence(0, rows));
+  layouts.push_back(Positions::sequence(32768 - 129, 129));
+  layouts.push_back(Positions::grid_with_class_token(65, 8));
+  layouts.push_back(Positions{{5, -1, 7}, 1});
+
+  for (const std::string& name : device_names())
+    for (const Positions& positions : layouts)
+      for (const std::int64_t modes : {1, 2, 3, 8})
+        for (const DType dtype : {DType::f64, DType::f32}) {
+          const auto device = open_device(name);
+          INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", R = " << modes << ", " << name_of(dtype));
+          const Operand frequency = Operand::of(*device, fourier_frequencies(modes, 10000), {modes}, "frequency", dtype);
+          const Operand table(*device, DType::f32, {positions.rows(), modes, 2}, "table");
+          device->run(FourierTable{table, frequency, positions_operand(*device, positions)});
+
+          const std::vector<double> got = table.values(), want = fourier_table(frequency.values(), positions);
+          double worst = 0;
+          for (std::size_t i = 0; i < want.size(); ++i) worst = std::isfinite(got[i]) ? std::max(worst, std::abs(got[i] - want[i])) : INFINITY;
+          CHECK(worst <= 0x1p-24);
+        }
+}
+
+// -------------------------------------------------------------------------------------------------------------------- lanes
+
+namespace {
+struct LaneShape {
+  std::int64_t batch, rows, heads, modes, lane_dim, first_position;
+  std::int64_t content = 6;
+  std::int64_t head_dim() const { return content + lane_dim; }
+  std::int64_t table_rows() const { return first_position + rows + 3; }
+};
+const std::vector<LaneShape> lane_shapes = {{1, 1, 1, 1, 4, 0},    {1, 2, 3, 2, 6, 0},     {3, 65, 3, 2, 6, 5},
+                                            {1, 129, 1, 8, 18, 0}, {3, 129, 3, 2, 11, 17}, {1, 1, 3, 4, 12, 1000}};
+
+// A packed [B, T, 3, H, d_h] activation with random content and poisoned lanes of q and k, and what PriorLanesForward needs besides.
+struct LanesFixture {
+  LaneShape shape;
+  float scale;
+  std::vector<double> frequency;
+  Positions positions;
+  Operand qkv, alpha, beta, key_bias, fourier;
+
+  LanesFixture(Device& device, Rng& rng, LaneShape s)
+      : shape(s),
+        scale(1 / std::sqrt(static_cast<float>(s.content))),
+        frequency(fourier_frequencies(s.modes, 10000)),
+        positions(Positions::sequence(0, s.table_rows())),
+        qkv(Operand::normal(device, rng, {s.batch, s.rows, 3, s.heads, s.head_dim()}, "qkv")),
+        alpha(Operand::normal(device, rng, {s.heads, s.modes}, "alpha")),
+        beta(Operand::normal(device, rng, {s.heads, s.modes}, "beta")),
+        key_bias(Operand::normal(device, rng, {s.heads, s.table_rows()}, "key_bias", 3)),
+        fourier(Operand::of(device, fourier_table(frequency, positions), {s.table_rows(), s.modes, 2}, "fourier")) {
+    std::vector<double> values = qkv.values();
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (is_lane(i)) values[i] = poison;
+    qkv.set(values);
+  }
+
+  std::size_t part(std::size_t i) const { return i / static_cast<std::size_t>(shape.heads * shape.head_dim()) % 3; }  // 0, 1, 2: q, k, v
+  std::int64_t lane(std::size_t i) const { return static_cast<std::int64_t>(i) % shape.head_dim() - shape.content; }
+  bool is_lane(std::size_t i) const { return part(i) < 2 && lane(i) >= 0; }
+
+  PriorLanesForward operation() const {
+    return {qkv.tensor().select(2, 0), qkv.tensor().select(2, 1), alpha, beta, key_bias, fourier, shape.content, shape.first_position, scale};
+  }
+};
+
+struct LanesOracle {
+  std::vector<double> query_modes, key_modes, key_bias;  // [B, T, H, 2R], [B, T, H, 2R], [B, T, H]
+};
+
+LanesOracle lanes_oracle(const LanesFixture& fixture) {
+  const LaneShape& s = fixture.shape;
+  const std::vector<HeadPrior> heads = heads_of(fixture.alpha, fixture.beta, fixture.frequency);
+  const std::vector<double> bias = fixture.key_bias.values();
+  LanesOracle oracle;
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t t = s.first_position; t < s.first_position + s.rows; ++t)
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        for (const double a : query_vector(heads[h], fixture.positions, t)) oracle.query_modes.push_back(a / fixture.scale);
+        for (const double c : key_vector(heads[h], fixture.positions, t)) oracle.key_modes.push_back(c);
+        oracle.key_bias.push_back(bias[h * s.table_rows() + t] / (fixture.scale * unit));
+      }
+  return oracle;
+}
+}  // namespace
+
+TEST_CASE("prior lanes forward: lanes match float64, content and values stay as they were bit for bit", "[prior]") {
+  for (const std::string& name : device_names())
+    for (const LaneShape& shape : lane_shapes) {
+      const auto device = open_device(name);
+      const std::uint64_t seed = fresh_seed();
+      Rng rng(seed);
+      INFO(name << ", seed " << seed << ", B T H R d_p first = " << shape.batch << " " << shape.rows << " " << shape.heads << " " << shape.modes
+                << " " << shape.lane_dim << " " << shape.first_position);
+      const LanesFixture fixture(*device, rng, shape);
+      const std::vector<double> before = fixture.qkv.values();
+      device->run(fixture.operation());
+      const std::vector<double> after = fixture.qkv.values();
+
+      std::vector<double> query_modes, key_modes, key_bias;
+      bool untouched = true, units_exact = true, spare_zero = true;
+      for (std::size_t i = 0; i < after.size(); ++i) {
+        const std::int64_t lane = fixture.lane(i), past_modes = lane - 2 * shape.modes;
+        const bool is_query = fixture.part(i) == 0;
+        if (!fixture.is_lane(i)) {
+          untouched = untouched && after[i] == before[i];
+        } else if (past_modes < 0) {
+          (is_query ? query_modes : key_modes).push_back(after[i]);
+        } else if (past_modes >= 2) {
+          spare_zero = spare_zero && after[i] == 0;
+        } else if (is_query) {
+          units_exact = units_exact && after[i] == unit;
+        } else if (past_modes == 0) {
+          key_bias.push_back(after[i] + after[i + 1]);  // hi + lo
+        }
+      }
+      CHECK(untouched);
+      CHECK(units_exact);
+      CHECK(spare_zero);
+      const LanesOracle oracle = lanes_oracle(fixture);
+      CHECK_FP32(query_modes, oracle.query_modes);
+      CHECK_FP32(key_modes, oracle.key_modes);
+      CHECK_FP32(key_bias, oracle.key_bias);
+    }
+}
+
+TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get together", "[prior]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", seed " << seed);
+    LanesFixture fixture(*device, rng, {2, 33, 3, 2, 8, 4});
+    const std::vector<double> poisoned = fixture.qkv.values();
+    device->run(fixture.operation());
+    const std::vector<double> together = fixture.qkv.values();
+    for (const std::size_t only : {0, 1}) {
+      fixture.qkv.set(poisoned);
+      PriorLanesForward op = fixture.operation();
+      (only == 0 ? op.k : op.q) = {};
+      device->run(op);
+      const std::vector<double> alone = fixture.qkv.values();
+      bool same = true, absent_untouched = true;
+      for (std::size_t i = 0; i < alone.size(); ++i)
+        if (fixture.is_lane(i)) {
+          if (fixture.part(i) == only)
+            same = same && alone[i] == together[i];
+          else
+            absent_untouched = absent_untouched && std::isnan(alone[i]);
+        }
+      CHECK(same);
+      CHECK(absent_untouched);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- gradients
+
+namespace {
+struct GradientShape {
+  std::int64_t batch, heads, modes;
+  Positions positions;
+  bool softmax_rows = false;  // rows of S add up to 0, as those of a softmax do
+};
+
+// An arbitrary S = dL/dz [B, H, T, T] and what AttentionBackward would make of it: dA_i = sum_j S_ij c_j, dC_j = sum_i S_ij a_i,
+// dslope_j = sum_i S_ij (j - i). The oracle of the gradients is the numerical derivative of L = sum_bhij S_ij K_ij.
+struct LaneGradients {
+  std::vector<HeadPrior> heads;
+  Positions positions;
+  std::vector<std::vector<double>> batch_sum;             // for each head S [T, T] summed over the batch
+  std::vector<double> query_lanes, key_lanes, key_slope;  // [B, H, T, 2R], [B, H, T, 2R], [B, H, T]
+
+  LaneGradients(Rng& rng, std::vector<HeadPrior> priors, const GradientShape& shape) : heads(std::move(priors)), positions(shape.positions) {
+    const std::int64_t rows = positions.rows();
+    batch_sum.assign(heads.size(), std::vector<double>(static_cast<std::size_t>(rows * rows)));
+    for (std::int64_t b = 0; b < shape.batch; ++b)
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        const std::vector<double> s = random_gradient(rng, rows, shape.softmax_rows);
+        add_products(heads[h], s);
+        batch_sum[h] = plus(batch_sum[h], s);
+      }
+  }
+
+  static std::vector<double> random_gradient(Rng& rng, std::int64_t rows, bool softmax_rows) {
+    std::normal_distribution<double> normal;
+    std::vector<double> s(static_cast<std::size_t>(rows * rows));
+    for (std::int64_t i = 0; i < rows; ++i) {
+      double sum = 0;
+      for (std::int64_t j = 0; j <= i; ++j) sum += s[i * rows + j] = normal(rng);
+      for (std::int64_t j = 0; j <= i && softmax_rows; ++j) s[i * rows + j] -= sum / static_cast<double>(i + 1);
+    }
+    return s;
+  }
+
+  void add_products(const HeadPrior& head, const std::vector<double>& s) {
+    const std::int64_t rows = positions.rows(), lanes = 2 * head.modes();
+    std::vector<double> query(static_cast<std::size_t>(rows * lanes)), key(query.size()), slope(static_cast<std::size_t>(rows));
+    std::vector<std::vector<double>> a, c;
+    for (std::int64_t t = 0; t < rows; ++t) a.push_back(query_vector(head, positions, t)), c.push_back(key_vector(head, positions, t));
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (std::int64_t j = 0; j <= i; ++j) {
+        for (std::int64_t x = 0; x < lanes; ++x) {
+          query[i * lanes + x] += s[i * rows + j] * c[j][x];
+          key[j * lanes + x] += s[i * rows + j] * a[i][x];
+        }
+        slope[j] += s[i * rows + j] * static_cast<double>(j - i);
+      }
+    query_lanes.insert(query_lanes.end(), query.begin(), query.end());
+    key_lanes.insert(key_lanes.end(), key.begin(), key.end());
+    key_slope.insert(key_slope.end(), slope.begin(), slope.end());
+  }
+
+  double loss(std::size_t h) const {
+    const std::vector<double> k = prior_matrix(heads[h], positions);
+    double sum = 0;
+    for (std::size_t ij = 0; ij < k.size(); ++ij) sum += batch_sum[h][ij] * k[ij];
+    return sum;
+  }
+
+  struct Result {
+    std::vector<double> alpha, beta, slope, frequency;  // [H, R], [H, R], [H], [R]
+  };
+  Result numerical() {
+    Result result;
+    result.frequency.assign(heads[0].frequency.size(), 0);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const auto of_head = [&] { return loss(h); };
+      for (const double g : numerical_gradient(heads[h].alpha, 0.5, of_head)) result.alpha.push_back(g);  // linear: any step will do
+      for (const double g : numerical_gradient(heads[h].beta, 0.5, of_head)) result.beta.push_back(g);
+      std::vector<double> slope{0};
+      result.slope.push_back(numerical_gradient(slope, 0.5, [&] { return heads[h].slope = slope[0], loss(h); })[0]);
+      heads[h].slope = 0;
+      result.frequency = plus(result.frequency, numerical_gradient(heads[h].frequency, 1e-6, of_head));
+    }
+    return result;
+  }
+
+  // Sums of the absolute values of the terms that the operation's formulas add up, positions counted from their mean.
+  Result terms() const {
+    const std::size_t modes = heads[0].alpha.size();
+    const auto rows = static_cast<std::size_t>(positions.rows());
+    Result sums{std::vector<double>(heads.size() * modes), std::vector<double>(heads.size() * modes), std::vector<double>(heads.size()),
+                std::vector<double>(modes)};
+    for (std::size_t i = 0; i < query_lanes.size() / 2; ++i) {  // i counts [B, H, T, R]
+      const std::size_t r = i % modes, t = i / modes % rows, h = i / modes / rows % heads.size();
+      const auto [cosine, sine] = fourier_pair(heads[h].frequency[r], coordinate(t, r));
+      const double x = query_lanes[2 * i], y = query_lanes[2 * i + 1], distance = std::abs(coordinate(t, r) - mean_coordinate(r));
+      sums.alpha[h * modes + r] += std::abs(x * cosine) + std::abs(y * sine);
+      sums.beta[h * modes + r] += std::abs(x * sine) + std::abs(y * cosine);
+      sums.frequency[r] += distance * std::hypot(heads[h].alpha[r], heads[h].beta[r]) * std::hypot(x, y);
+      sums.frequency[r] += distance * std::hypot(key_lanes[2 * i], key_lanes[2 * i + 1]);
+    }
+    for (std::size_t i = 0; i < key_slope.size(); ++i) sums.slope[i / rows % heads.size()] += std::abs(key_slope[i]);
+    return sums;
+  }
+
+ private:
+  double coordinate(std::size_t t, std::size_t r) const {
+    return positions.coordinate(static_cast<std::int64_t>(t), static_cast<std::int64_t>(r), heads[0].modes());
+  }
+  double mean_coordinate(std::size_t r) const {
+    double sum = 0, count = 0;
+    for (std::int64_t t = 0; t < positions.rows(); ++t)
+      if (coordinate(static_cast<std::size_t>(t), r) >= 0) sum += coordinate(static_cast<std::size_t>(t), r), count += 1;
+    return sum / count;
+  }
+};
+
+// Operands of PriorLanesBackward with random numbers already in its (accumulated) outputs.
+struct LanesBackwardFixture {
+  GradientShape shape;
+  std::vector<double> frequency;
+  Operand alpha, beta;
+  LaneGradients gradients;
+  Operand dalpha, dbeta, dlambda, dfrequency, dq_lanes, dk_lanes, dslope, fourier, positions;
+
+  LanesBackwardFixture(Device& device, Rng& rng, const GradientShape& s)
+      : shape(s),
+        frequency(fourier_frequencies(s.modes, 10000)),
+        alpha(Operand::normal(device, rng, {s.heads, s.modes}, "alpha")),
+        beta(Operand::normal(device, rng, {s.heads, s.modes}, "beta")),
+        gradients(rng, heads_of(alpha, beta, frequency), s),
+        dalpha(Operand::normal(device, rng, {s.heads, s.modes}, "dalpha")),
+        dbeta(Operand::normal(device, rng, {s.heads, s.modes}, "dbeta")),
+        dlambda(Operand::normal(device, rng, {s.heads}, "dlambda")),
+        dfrequency(Operand::normal(device, rng, {s.modes}, "dfrequency")),
+        dq_lanes(Operand::of(device, gradients.query_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dq_lanes")),
+        dk_lanes(Operand::of(device, gradients.key_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dk_lanes")),
+        dslope(Operand::of(device, gradients.key_slope, {s.batch, s.heads, rows()}, "dslope")),
+        fourier(Operand::of(device, fourier_table(frequency, s.positions), {rows(), s.modes, 2}, "fourier")),
+        positions(positions_operand(device, s.positions)) {}
+
+  std::int64_t rows() const { return shape.positions.rows(); }
+  PriorLanesBackward operation() const { return {dalpha, dbeta, dlambda, dfrequency, dq_lanes, dk_lanes, dslope, alpha, beta, fourier, positions}; }
+};
+}  // namespace
+
+TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and are added to what was there", "[prior]") {
+  const std::vector<GradientShape> shapes = {{1, 1, 1, Positions::sequence(0, 1)},
+                                             {3, 1, 2, Positions::sequence(0, 2)},
+                                             {3, 3, 2, Positions::sequence(0, 65)},
+                                             {1, 3, 8, Positions::sequence(0, 129)},
+                                             {1, 1, 1, Positions::sequence(900, 129)},
+                                             {2, 3, 2, Positions::sequence(32768 - 33, 33)},
+                                             {1, 3, 3, Positions::grid_with_class_token(65, 8)},
+                                             {3, 3, 2, Positions::sequence(0, 65), true}};
+  for (const std::string& name : device_names())
+    for (const GradientShape& shape : shapes) {
+      const auto device = open_device(name);
+      const std::uint64_t seed = fresh_seed();
+      Rng rng(seed);
+      INFO(name << ", seed " << seed << ", B H R T A = " << shape.batch << " " << shape.heads << " " << shape.modes << " " << shape.positions.rows()
+                << " " << shape.positions.axes << ", first position " << shape.positions.values[0]
+                << (shape.softmax_rows ? ", rows of S add up to 0" : ""));
+      LanesBackwardFixture fixture(*device, rng, shape);
+      const LaneGradients::Result want = fixture.gradients.numerical(), terms = fixture.gradients.terms();
+      const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(), slope = fixture.dlambda.values(),
+                                frequency = fixture.dfrequency.values();
+      device->run(fixture.operation());
+      CHECK_FP32(fixture.dalpha.values(), plus(want.alpha, alpha), plus(terms.alpha, absolute(alpha)));
+      CHECK_FP32(fixture.dbeta.values(), plus(want.beta, beta), plus(terms.beta, absolute(beta)));
+      CHECK_FP32(fixture.dlambda.values(), plus(want.slope, slope), plus(terms.slope, absolute(slope)));
+      CHECK_FP32(fixture.dfrequency.values(), plus(want.frequency, frequency), plus(terms.frequency, absolute(frequency)));
+    }
+}
+
+TEST_CASE("prior lanes backward: the same bits every run, and without the optional gradients", "[prior]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", seed " << seed);
+    LanesBackwardFixture fixture(*device, rng, {3, 3, 2, Positions::sequence(0, 65)});
+    const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(), slope = fixture.dlambda.values(),
+                              frequency = fixture.dfrequency.values();
+    device->run(fixture.operation());
+    const std::vector<double> first_alpha = fixture.dalpha.values(), first_frequency = fixture.dfrequency.values(),
+                              first_slope = fixture.dlambda.values();
+
+    const auto start_again = [&] {
+      fixture.dalpha.set(alpha);
+      fixture.dbeta.set(beta);
+      fixture.dlambda.set(slope);
+      fixture.dfrequency.set(frequency);
+    };
+    start_again();
+    device->run(fixture.operation());
+    CHECK(fixture.dalpha.values() == first_alpha);
+    CHECK(fixture.dlambda.values() == first_slope);
+    CHECK(fixture.dfrequency.values() == first_frequency);
+
+    start_again();
+    PriorLanesBackward op = fixture.operation();
+    op.dlambda = op.dslope = op.dfrequency = op.dk_lanes = {};
+    device->run(op);
+    CHECK(fixture.dalpha.values() == first_alpha);
+    CHECK(fixture.dlambda.values() == slope);
+    CHECK(fixture.dfrequency.values() == frequency);
+  }
+}
+
+TEST_CASE("prior lanes backward: sums are taken in double, so that what is left of large terms survives", "[prior]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    INFO(name);
+    const double large = 0x1p24;  // large + 1 - large is 0 in fp32
+    const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"), dbeta = Operand::zeros(*device, {1, 1}, "dbeta");
+    const Operand dlambda = Operand::zeros(*device, {1}, "dlambda"), dslope = Operand::of(*device, {large, 1, -large}, {1, 1, 3}, "dslope");
+    const Operand dq_lanes = Operand::of(*device, {large, -large, 1, -2, -large, large}, {1, 1, 3, 2}, "dq_lanes");
+    const Operand alpha = Operand::of(*device, {1}, {1, 1}, "alpha"), beta = Operand::of(*device, {1}, {1, 1}, "beta");
+    const Operand fourier = Operand::of(*device, {1, 0, 1, 0, 1, 0}, {3, 1, 2}, "fourier");  // cos = 1, sin = 0
+    const Operand positions = positions_operand(*device, Positions::sequence(0, 3));
+    device->run(PriorLanesBackward{dalpha, dbeta, dlambda, {}, dq_lanes, {}, dslope, alpha, beta, fourier, positions});
+    CHECK(dalpha.values()[0] == 1);
+    CHECK(dbeta.values()[0] == 2);
+    CHECK(dlambda.values()[0] == 1);
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- softplus
+
+TEST_CASE("softplus: value and derivative keep fp32 relative accuracy from -80 to 90", "[prior]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_device(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", seed " << seed);
+    std::vector<double> points = Operand::normal(*device, rng, {12}, "points", 4).values();
+    for (const double edge : {-80.0, -30.0, -1e-6, 0.0, 1e-6, 16.0, 17.0, 30.0, 90.0}) points.push_back(edge);
+    const auto count = static_cast<std::int64_t>(points.size());
+    const Operand x = Operand::of(*device, points, {count}, "x"), out(*device, DType::f32, {count}, "out");
+    const Operand dout = Operand::normal(*device, rng, {count}, "dout");
+    const Operand dx = Operand::zeros(*device, {count}, "dx"), accumulated = Operand::normal(*device, rng, {count}, "accumulated");
+    const std::vector<double> in = x.values(), gradient = dout.values(), start = accumulated.values();
+    device->run(SoftplusForward{out, x});
+    device->run(SoftplusBackward{dx, dout, x});
+    device->run(SoftplusBackward{accumulated, dout, x});
+
+    const std::vector<double> got = out.values(), got_dx = dx.values();
+    std::vector<double> want_accumulated;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      INFO("x = " << in[i]);
+      const double want = std::log1p(std::exp(in[i])), derivative = std::exp(in[i]) / (1 + std::exp(in[i]));
+      CHECK(std::abs(got[i] - want) <= 0x1p-22 * want);
+      CHECK(std::abs(got_dx[i] - gradient[i] * derivative) <= 0x1p-22 * std::abs(gradient[i]) * derivative);
+      want_accumulated.push_back(start[i] + gradient[i] * derivative);
+    }
+    CHECK_FP32(accumulated.values(), want_accumulated);
+  }
+}

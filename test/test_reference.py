@@ -1,0 +1,197 @@
+"""The program against an independent float64 implementation of the whole training step, and checks of that implementation itself."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from reference.copy_mixture_numpy import VALIDATION_BIT, CopyMixture, philox4x32
+from reference.goat_numpy import AdamW, Model, ModelConfig, learning_rate, train
+
+VARIANTS = {
+    "goat, free slope": {"prior.recency": "free"},
+    "goat, softplus slope from alibi": {"prior.recency": "softplus", "prior.init": "alibi"},
+    "goat, no slope": {"prior.recency": "off"},
+    "goat, learned frequencies": {"prior.learned_frequencies": "true"},
+    "goat, spare lanes": {"prior.lane_dim": 10},
+    "none": {"model.attention": "none"},
+}
+# Softmax ignores k.bias and all but ignores alpha of the slow modes: their gradients are rounding noise, which Adam turns into full steps.
+NOISE_DRIVEN = ("attn.k.bias", "prior.alpha")
+EXPERIMENT = {
+    "model.layers": 2,
+    "model.heads": 2,
+    "model.width": 32,
+    "model.vocab": 50,
+    "model.attention": "goat",
+    "prior.pos_rank": 3,
+    "prior.abs_rank": 4,
+    "prior.init": "random",
+    "prior.sink_init_scale": 0.3,
+    "prior.recency": "free",
+    "data.seq_len": 24,
+    "train.steps": 20,
+    "train.batch": 6,
+    "train.micro_batch": 3,
+    "train.lr": 0.01,
+    "train.min_lr": 0.001,
+    "train.warmup": 3,
+    "train.clip": 1.3,
+    "eval.batches": 0,
+    "log.interval": 1,
+}
+
+
+def run_experiment(run_binary, folder, settings):
+    """Trains on the CPU in fp32; returns the run's resolved config, its metrics (one a step) and the weights of its only checkpoint."""
+    flags = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    run_binary("--config", "copy_mixture", "--device", "cpu", "--out", folder, *flags, timeout=120)
+    config = tomllib.loads((folder / "config.toml").read_text())
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    newest = max((folder / "checkpoints").glob("step_*/model.safetensors"))
+    return config, metrics, load_file(newest)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_equals_float64(run_binary, tmp_path, variant):
+    settings = EXPERIMENT | VARIANTS[variant]
+    at_rest = settings | {"train.steps": 1, "train.min_lr": 0, "train.warmup": 0}  # the last step has the rate min_lr
+    _, _, initial = run_experiment(run_binary, tmp_path / "initial", at_rest)
+    config, metrics, final = run_experiment(run_binary, tmp_path / "trained", settings)
+
+    model = Model(ModelConfig.from_run(config), initial)
+    expected = list(train(model, copy_mixture(config), config["train"]))
+
+    assert [line["step"] for line in metrics] == list(range(1, len(expected) + 1))
+    loss, norm = (np.array([line[key] for line in metrics]) for key in ("loss", "grad_norm"))
+    want_loss, want_norm = np.array(expected).T
+    assert np.max(np.abs(loss - want_loss)) <= 5e-6
+    assert np.max(np.abs(norm / want_norm - 1)) <= 1e-5
+    assert [line["lr"] for line in metrics] == pytest.approx(
+        [learning_rate(step, config["train"]) for step in range(len(expected))], rel=1e-6
+    )
+    assert np.min(want_norm) < config["train"]["clip"] < np.max(want_norm), "the experiment must cover steps with and without clipping"
+    assert want_loss[0] - want_loss[-1] > 0.05, "the experiment must learn something"
+    assert final.keys() == model.params.keys()
+    for name, value in model.params.items():
+        assert final[name].shape == value.shape, name
+        if not name.endswith(NOISE_DRIVEN):
+            assert np.max(np.abs(final[name] - value)) <= 1e-4, name  # a weight moves by 0.01 a step
+
+
+def test_summary_states_the_bayes_optimal_loss(run_binary, tmp_path):
+    folder = tmp_path / "run"
+    config, _, _ = run_experiment(run_binary, folder, EXPERIMENT | {"train.steps": 1, "train.warmup": 0})
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["bayes_optimal_loss"] == pytest.approx(copy_mixture(config).bayes_optimal_loss(), rel=1e-5)
+
+
+def copy_mixture(config):
+    data = config["data"]
+    return CopyMixture(config["model"]["vocab"], data["seq_len"], **data["copy_mixture"], seed=config["train"]["seed"])
+
+
+# The reference itself.
+
+
+def random_model(rng, *, vocab=11, recency="free", learned=False, lane_dim=0, attention="goat"):
+    """A model in which no parameter is zero or one, so that every term of every gradient shows."""
+    config = ModelConfig(
+        layers=2, heads=3, width=36, attention=attention, train_length=9, pos_rank=3, abs_rank=2, lane_dim=lane_dim, recency=recency
+    )
+    width, heads, content = config.width, config.heads, config.heads * config.content_dim
+    shapes = {"embedding.weight": (vocab, width), "final_norm.weight": (width,), "final_norm.bias": (width,)}
+    for block in (f"blocks.{layer}" for layer in range(config.layers)):
+        outputs = {"attn.q": content, "attn.k": content, "attn.v": width, "attn.o": width, "mlp.up": 4 * width, "mlp.down": width}
+        for name, output in outputs.items():
+            shapes[f"{block}.{name}.weight"] = (output, 4 * width if name == "mlp.down" else width)
+            shapes[f"{block}.{name}.bias"] = (output,)
+        for norm in ("norm1", "norm2"):
+            shapes[f"{block}.{norm}.weight"] = shapes[f"{block}.{norm}.bias"] = (width,)
+        if attention == "goat":
+            prior = {"alpha": (heads, 3), "beta": (heads, 3), "bump": (heads,), "sink.w1": (5, 6), "sink.b1": (5,), "sink.w2": (heads, 5)}
+            prior |= {"slope": (heads,)} if recency != "off" else {}
+            prior |= {"frequency": (3,)} if learned else {}
+            shapes |= {f"{block}.attn.prior.{name}": shape for name, shape in prior.items()}
+    return Model(config, {name: rng.normal(size=shape) / np.sqrt(shape[-1]) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"recency": "softplus"}, {"recency": "off"}, {"learned": True}, {"lane_dim": 10}, {"attention": "none"}],
+    ids=lambda options: str(options or "free"),
+)
+def test_reference_gradients_equal_central_differences(rng, options):
+    model = random_model(rng, **options)
+    tokens, targets = rng.integers(11, size=(2, 2, 7))
+    _, grads = model.loss_and_gradients(tokens, targets)
+    step = 1e-5
+    for name, param in model.params.items():
+        start = param.copy()
+        direction = rng.normal(size=param.shape)
+        ends = []
+        for sign in (1, -1):
+            param[...] = start + sign * step * direction
+            ends.append(model.loss_and_gradients(tokens, targets)[0])
+        param[...] = start
+        slope = np.sum(grads[name] * direction)
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-6, abs=1e-8), name
+
+
+def test_reference_prior_is_the_sum_in_the_paper(rng):
+    model = random_model(rng)
+    prefix = "blocks.1.attn.prior"
+    log_prior, _ = model.prior(prefix, 8)
+    p = {name: model.params[f"{prefix}.{name}"] for name in ("alpha", "beta", "slope", "sink.w1", "sink.b1", "sink.w2")}
+    h, i, j = 2, 7, 4
+    w = [1.0, 10000.0**-0.5, 10000.0**-1]
+    relative = sum(p["alpha"][h, r] * np.cos(w[r] * (i - j)) + p["beta"][h, r] * np.sin(w[r] * (i - j)) for r in range(3))
+    phi = [np.cos(j), np.cos(j / 1e4), np.sin(j), np.sin(j / 1e4), j / 9, np.log(1 + j) / np.log(10)]
+    hidden = p["sink.w1"] @ phi + p["sink.b1"]
+    bias = p["slope"][h] * j + p["sink.w2"][h] @ (hidden / (1 + np.exp(-hidden)))
+    assert log_prior[h, i, j] == pytest.approx(relative + bias, rel=1e-12, abs=1e-12)
+
+
+def test_reference_schedule_warms_up_and_ends_at_min_lr():
+    schedule = {"lr": 2.0, "min_lr": 0.5, "warmup": 4, "steps": 12}
+    rates = [learning_rate(step, schedule) for step in range(12)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[7] == pytest.approx(1.25)
+    assert rates[-1] == pytest.approx(0.5, rel=1e-15)
+
+
+def test_reference_adamw_first_step_is_the_sign_of_the_gradient():
+    settings = {"beta1": 0.9, "beta2": 0.95, "eps": 0.0, "clip": 1.0, "weight_decay": 0.1}
+    params = {"embedding.weight": np.array([[2.0, 2.0]]), "final_norm.bias": np.array([2.0])}
+    norm = AdamW(params, settings).step({"embedding.weight": np.array([[3.0, -4.0]]), "final_norm.bias": np.array([12.0])}, lr=0.01)
+    assert norm == pytest.approx(13)
+    assert params["embedding.weight"] == pytest.approx(np.array([[2 - 0.01 * 1.2, 2 + 0.01 * 0.8]]))
+    assert params["final_norm.bias"] == pytest.approx(2 - 0.01)
+
+
+def test_reference_philox_gives_the_published_known_answers():
+    ones = 0xFFFFFFFF
+    known = [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ones,) * 4, (ones,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]
+    for counter, key, answer in known:
+        assert tuple(int(word) for word in philox4x32(counter, key)) == answer
+
+
+def test_reference_copy_mixture_costs_the_best_predictor_its_bayes_optimal_loss():
+    source = CopyMixture(vocab=8, seq_len=32, p_first=0.3, p_prev=0.2, seed=1)
+    x = np.stack([source.tokens(VALIDATION_BIT | n) for n in range(2000)])
+    i = np.arange(source.seq_len)
+    probability = 0.5 / 8 + 0.3 * (x[:, 1:] == x[:, :1]) + 0.2 * (x[:, 1:] == x[:, np.maximum(i - 1, 0)])
+    nll = -np.log(probability).mean(axis=1)
+    error = nll.std() / np.sqrt(len(nll))
+    assert abs(nll.mean() - source.bayes_optimal_loss()) < 4 * error
+    assert not np.array_equal(source.tokens(3), source.tokens(VALIDATION_BIT | 3))
