@@ -119,12 +119,11 @@ std::vector<double> sum_per_head(const std::vector<double>& values, Index batch,
 double norm(const std::vector<double>& values) { return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0)); }
 
 std::vector<std::vector<double>> results(const DeviceAttention& attention) {
-  std::vector<std::vector<double>> all{attention.out.values(),      attention.lse.values(),       attention.q_gradient(),
-                                       attention.k_gradient(),      attention.v_gradient(),       attention.dq_lanes.values(),
-                                       attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
-  return all;
+  return {attention.out.values(),      attention.lse.values(),      attention.q_gradient(),       attention.k_gradient(),   attention.v_gradient(),
+          attention.dq_lanes.values(), attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
 }
 
+// All results, to be compared as CHECK((a == b)): in one pair of parentheses Catch would print every number.
 std::vector<std::vector<double>> run(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes) {
   DeviceAttention attention(device, problem, content_dim, lanes);
   attention.forward();
@@ -253,9 +252,9 @@ TEST_CASE("attention backward: the other gradients are the same bits without the
     AttentionBackward op = bare.backward_operation();
     op.dq_lanes = op.dk_lanes = op.dkey_bias = op.dslope = Tensor{};
     device->run(op);
-    CHECK(bare.q_gradient() == whole.q_gradient());
-    CHECK(bare.k_gradient() == whole.k_gradient());
-    CHECK(bare.v_gradient() == whole.v_gradient());
+    CHECK((bare.q_gradient() == whole.q_gradient()));
+    CHECK((bare.k_gradient() == whole.k_gradient()));
+    CHECK((bare.v_gradient() == whole.v_gradient()));
     CHECK(count_nan(bare.dkey_bias.values()) == bare.dkey_bias.tensor().elements());
   }
 }
@@ -267,7 +266,7 @@ TEST_CASE("attention forward and backward: the same bits every run", "[attention
     for (const Index heads : {1, 5}) {
       const AttentionProblem problem = random_attention({1, 333, 333, heads, 32, 22, 8, true, true}, rng);
       const auto first = run(*device, problem, 22, 8);
-      for (int repetition = 0; repetition < 3; ++repetition) CHECK(run(*device, problem, 22, 8) == first);
+      for (int repetition = 0; repetition < 3; ++repetition) CHECK((run(*device, problem, 22, 8) == first));
     }
   }
 }
@@ -282,7 +281,7 @@ TEST_CASE("attention on the cpu: the same bits for every number of threads", "[a
     const auto one = run(*device, problem, 42, 8);
     for (const int count : {2, 3, 5}) {
       omp_set_num_threads(count);
-      CHECK(run(*device, problem, 42, 8) == one);
+      CHECK((run(*device, problem, 42, 8) == one));
     }
     omp_set_num_threads(threads);
   }

@@ -171,11 +171,11 @@ TEST_CASE("attention theory: zero lanes are attention on d_c content dimensions,
         attention->forward();
         attention->backward();
       }
-      CHECK(leading(in_lanes.out.values(), width, content) == alone.out.values());
-      CHECK(in_lanes.lse.values() == alone.lse.values());
-      CHECK(leading(in_lanes.q_gradient(), width, content) == alone.q_gradient());
-      CHECK(leading(in_lanes.k_gradient(), width, content) == alone.k_gradient());
-      CHECK(leading(in_lanes.v_gradient(), width, content) == alone.v_gradient());
+      CHECK((leading(in_lanes.out.values(), width, content) == alone.out.values()));
+      CHECK((in_lanes.lse.values() == alone.lse.values()));
+      CHECK((leading(in_lanes.q_gradient(), width, content) == alone.q_gradient()));
+      CHECK((leading(in_lanes.k_gradient(), width, content) == alone.k_gradient()));
+      CHECK((leading(in_lanes.v_gradient(), width, content) == alone.v_gradient()));
     }
   }
 }

@@ -17,7 +17,8 @@ using namespace goat::test;
 namespace {
 constexpr std::int64_t length = 32768, head_dim = 64;
 
-// A random prior of `heads` heads on a device, with its tables for all positions up to 32767, and the oracle's copy of it.
+// A random prior of `heads` heads on a device, with its tables for all positions up to 32767 (key_only: alpha = beta = 0), and the oracle's copy of
+// it.
 struct DevicePrior {
   Device& device;
   std::int64_t modes, content;
@@ -26,14 +27,14 @@ struct DevicePrior {
   Operand alpha, beta, key_bias, fourier;
   std::vector<HeadPrior> heads;
 
-  DevicePrior(Device& d, Rng& rng, std::int64_t head_count, std::int64_t r, double amplitude)
+  DevicePrior(Device& d, Rng& rng, std::int64_t head_count, std::int64_t r, bool key_only = false)
       : device(d),
         modes(r),
         content(head_dim - 2 * r - 2),
         scale(1 / std::sqrt(static_cast<float>(content))),
         frequency(fourier_frequencies(r, 10000)),
-        alpha(Operand::normal(d, rng, {head_count, r}, "alpha", amplitude)),
-        beta(Operand::normal(d, rng, {head_count, r}, "beta", amplitude)),
+        alpha(key_only ? Operand::zeros(d, {head_count, r}, "alpha") : Operand::normal(d, rng, {head_count, r}, "alpha")),
+        beta(key_only ? Operand::zeros(d, {head_count, r}, "beta") : Operand::normal(d, rng, {head_count, r}, "beta")),
         key_bias(Operand::normal(d, rng, {head_count, length}, "key_bias", 3)),
         fourier(d, DType::f32, {length, r, 2}, "fourier") {
     const Operand positions = Operand::of(d, Positions::sequence(0, length).values, {length, 1}, "positions", DType::i32);
@@ -80,7 +81,7 @@ TEST_CASE("prior theory: <a_i, c_j> = alpha cos w(i-j) + beta sin w(i-j), mode b
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", R = " << modes);
-      const DevicePrior prior(*device, rng, 3, modes, 1);
+      const DevicePrior prior(*device, rng, 3, modes);
       const Lanes queries(prior, length - 65, 65);
       double worst = 0;  // in units of the mode's amplitude
       for (const Lanes& keys : {Lanes(prior, 0, 65), Lanes(prior, 12345, 65), queries})
@@ -104,7 +105,7 @@ TEST_CASE("prior theory: K_rel(i+a, j+a) = K_rel(i, j) up to position 32767", "[
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", R = " << modes);
-      const DevicePrior prior(*device, rng, 1, modes, 1);
+      const DevicePrior prior(*device, rng, 1, modes);
       const Lanes origin(prior, 0, 129);
       for (const std::int64_t shift : {std::int64_t{1}, std::int64_t{1000}, std::int64_t{16384}, length - 129}) {
         const Lanes shifted(prior, shift, 129);
@@ -125,7 +126,7 @@ TEST_CASE("prior theory: a key-only prior has rank one, one with relative modes 
     Rng rng(seed);
     INFO(name << ", seed " << seed);
     for (const bool key_only : {true, false}) {
-      const DevicePrior prior(*device, rng, 1, 2, key_only ? 0 : 1);
+      const DevicePrior prior(*device, rng, 1, 2, key_only);
       const Lanes lanes(prior, 0, 65);
       double rows_differ = 0, minors = 0;  // of K, and the 2 x 2 minors of exp K relative to their terms
       for (std::int64_t i = 1; i < 65; ++i)
@@ -151,7 +152,7 @@ TEST_CASE("prior theory: the lanes' share of a logit is K_rel + u within 0.003 +
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", R = " << modes);
-      const DevicePrior prior(*device, rng, 12, modes, 1);
+      const DevicePrior prior(*device, rng, 12, modes);
       const Positions positions = Positions::sequence(0, length);
       const Lanes queries(prior, length - 33, 33);
       double worst = 0, worst_fp32 = 0;  // errors in units of the required bound, and of the magnitude of the terms
