@@ -111,13 +111,11 @@ def check_arguments(arguments):
 
 
 def check_file(name):
-    try:
-        with open(name, "rb"):
-            pass
-    except IsADirectoryError:
-        raise DataError(f"{name}: is a folder; name the files in it, as {name.rstrip('/')}/*.txt") from None
-    except OSError as error:
-        raise DataError(f"{name}: cannot open it: {error.strerror}") from None
+    """Does not open it: a pipe can be opened once."""
+    if os.path.isdir(name):
+        raise DataError(f"{name}: is a folder; name the files in it, as {name.rstrip('/')}/*.txt")
+    if not os.access(name, os.R_OK):
+        raise DataError(f"{name}: {'no permission to read it' if os.path.exists(name) else 'no such file'}")
 
 
 def prepare(arguments):

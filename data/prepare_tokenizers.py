@@ -28,7 +28,7 @@ class Gpt2Tokenizer:
             except Exception as error:  # whatever the download runs into
                 raise OSError(
                     f"cannot download GPT-2's vocabulary ({type(error).__name__}: {error}). Without a network, give --tokenizer-dir "
-                    "with a folder that holds vocab.bpe and encoder.json (vocab.json and merges.txt under their other names)"
+                    "with a folder that holds vocab.bpe and encoder.json (elsewhere called merges.txt and vocab.json)"
                 ) from None
         else:
             self.encoding = load_encoding(Path(folder))

@@ -63,8 +63,9 @@ ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), s
 ShardSource::~ShardSource() { stop_.request_stop(); }
 
 std::string ShardSource::description() const {
-  return std::to_string(shards_.size()) + " shards '" + options_.pattern + "': " + std::to_string(tokens()) + " tokens, " + std::to_string(blocks_) +
-         (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) + (options_.shuffle ? ", shuffled" : ", in order");
+  return std::to_string(shards_.size()) + (shards_.size() == 1 ? " shard '" : " shards '") + options_.pattern + "': " + std::to_string(tokens()) +
+         " tokens, " + std::to_string(blocks_) + (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) +
+         (options_.shuffle ? ", shuffled" : ", in order");
 }
 
 std::int64_t ShardSource::block_start(std::uint64_t index) const {

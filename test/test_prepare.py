@@ -124,6 +124,14 @@ def test_files_gz_and_standard_input_are_joined_in_the_order_given(tmp_path):
     assert [s["bytes"] for s in meta["sources"]] == [6, 6, 14]
 
 
+def test_named_pipes_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["sh", "-c", f"printf text > '{tmp_path}/pipe'"])
+    prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", tmp_path / "pipe")
+    assert writer.wait(timeout=10) == 0
+    assert bytes(stream(tmp_path / "o")[0].astype(np.uint8)) == b"text"
+
+
 # -------------------------------------------------------------------------------------------------------------------- gpt2
 
 
@@ -306,7 +314,7 @@ def test_damaged_gz_is_refused_and_leaves_nothing(tmp_path, damage):
 def test_files_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch()
-    for name, part in [("missing", "No such file"), ("folder", "is a folder"), ("empty", "no text")]:
+    for name, part in [("missing", "no such file"), ("folder", "is a folder"), ("empty", "no text")]:
         output = prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", tmp_path / name, code=3)
         assert str(tmp_path / name) in output and part in output
         assert nothing_left(tmp_path / "o")

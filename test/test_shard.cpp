@@ -5,8 +5,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
