@@ -6,90 +6,126 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "kernels/cpu/wait_policy.h"
+#include "train/checkpoint.h"
 #include "train/command_line.h"
 #include "train/config.h"
+#include "train/dry_run.h"
 #include "train/run_folder.h"
 #include "train/sources.h"
+#include "train/stop_signal.h"
 #include "train/trainer.h"
 #include "train/training_log.h"
 
 namespace goat {
 namespace {
 
-void list_configs() {
+int list_configs() {
   for (const Preset& preset : presets()) std::printf("%-16s %s\n", preset.name.c_str(), preset.description.c_str());
+  return 0;
 }
 
-std::string run_folder(const CommandLine& options) {
-  return options.out.empty() ? "runs/" + std::filesystem::path(options.config).stem().string() : options.out;
+std::filesystem::path run_folder(const TrainOptions& options) {
+  return options.out.empty() ? std::filesystem::path("runs") / std::filesystem::path(options.config).stem() : std::filesystem::path(options.out);
 }
 
-std::unique_ptr<Device> open_device_for(const Config& config, const std::string& name, std::string& why) {
-  std::unique_ptr<Device> device = open_device(name, &why);
-  if (device->info().name == "cpu" && config.model.precision == "bf16")
+std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
+  try {
+    return open_device(name, &why);
+  } catch (const std::invalid_argument& error) {
+    throw ConfigError(error.what());
+  }
+}
+
+void check_precision(const Config& config, const Device& device) {
+  if (device.info().name == "cpu" && config.model.precision == "bf16")
     throw ConfigError("model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\"");
-  return device;
 }
 
-bool validation_due(const Config& config, std::int64_t steps_done) {
-  return steps_done == config.steps() || (config.eval.interval > 0 && steps_done % config.eval.interval == 0);
+bool due(std::int64_t interval, std::int64_t steps_done) { return interval > 0 && steps_done % interval == 0; }
+
+// Saves what `log` has reached. Returns the checkpoint's folder, empty if it could not.
+std::filesystem::path save(const RunFolder& run, const Config& config, Device& device, const Trainer& trainer, TrainingLog& log) {
+  try {
+    const std::filesystem::path checkpoint = save_checkpoint(run.path(), config, log.state(), device, trainer.parameters());
+    remove_old_checkpoints(run.path(), config.checkpoint.keep, config.checkpoint.milestone, checkpoint);
+    log.saved(checkpoint);
+    return checkpoint;
+  } catch (const std::exception& error) {
+    log.not_saved(error.what());
+    return {};
+  }
 }
 
-int train(const CommandLine& options) {
+int train(const TrainOptions& options, Device& device, const std::string& why) {
   const Config config = load_config(options.config, options.settings);
-
-  std::string why;
-  const std::unique_ptr<Device> device = open_device_for(config, options.device, why);
+  check_precision(config, device);
 
   const std::unique_ptr<TokenSource> training = open_training_source(config);
   const std::unique_ptr<TokenSource> validation = open_validation_source(config);
 
-  RunFolder run(run_folder(options), config, options.overwrite);
-  Trainer trainer(config, *device, *training, validation.get());
-  TrainingLog log(config, *device, run);
+  Trainer trainer(config, device, *training, validation.get());
+  RunFolder run(run_folder(options), config, options.resume ? ExistingRun::resume : options.overwrite ? ExistingRun::overwrite : ExistingRun::refuse);
+  TrainingLog log(config, device, run);
   log.announce(why, *training, trainer.memory().total_bytes());
+  trainer.allocate();
+  if (run.resumed())
+    trainer.restore(run.resumed()->folder, run.resumed()->manifest.state);
+  else
+    trainer.initialize();
 
+  watch_stop_signals();
+  std::filesystem::path checkpoint;  // of the latest step; empty where that step has none
+  if (run.resumed()) checkpoint = run.resumed()->folder;
   bool diverged = false;
-  std::int64_t steps_done = 0;
-  while (steps_done < config.steps() && !diverged) {
+  while (log.state().step < config.steps() && !diverged && !stop_signal()) {
     const auto start = std::chrono::steady_clock::now();
-    const StepState result = trainer.step(steps_done++);
+    const StepState result = trainer.step(log.state().step);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    log.step(steps_done, result, seconds, validation_due(config, steps_done) ? trainer.validate() : std::nullopt);
+    const std::int64_t done = log.state().step + 1;
+    const bool validate = done == config.steps() || due(config.eval.interval, done);
+    log.step(done, result, seconds, validate ? trainer.validate() : std::nullopt);
+    checkpoint = due(config.checkpoint.interval, done) ? save(run, config, device, trainer, log) : std::filesystem::path();
     diverged = result.consecutive_skips >= config.train.max_skips;
   }
 
-  const std::filesystem::path checkpoint = run.save_model(*device, trainer.parameters(), steps_done);
+  if (checkpoint.empty()) checkpoint = save(run, config, device, trainer, log);
+  if (stop_signal()) return log.stopped(stop_signal(), !checkpoint.empty());
   log.finish(checkpoint, training->bayes_optimal_loss());
-  if (!diverged) return 0;
-  std::fprintf(stderr, "error: the last %lld updates were not finite; stopped. The model saved is the one before them. Lower train.lr or look at the data.\n",
-               static_cast<long long>(config.train.max_skips));
-  return 1;
+  if (diverged) return log.diverged();
+  return checkpoint.empty() ? 1 : 0;
 }
 
-int run(int argc, char** argv) {
-  const std::optional<CommandLine> options = parse_command_line(argc, argv);
-  if (!options) return 0;
-  if (options->list_configs) {
-    list_configs();
+int run_command(const CommandLine& line) {
+  const auto* training = std::get_if<TrainOptions>(&line.command);
+  if (training && training->list_configs) return list_configs();
+  if (training && training->print_config) {
+    std::fputs(to_toml(load_config(training->config, training->settings)).c_str(), stdout);
     return 0;
   }
-  if (options->print_config) {
-    std::fputs(to_toml(load_config(options->config, options->settings)).c_str(), stdout);
+  if (training && training->dry_run) {
+    dry_run(load_config(training->config, training->settings));
     return 0;
   }
-  return train(*options);
+  std::string why;
+  const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
+  if (training) return train(*training, *device, why);
+  if (const auto* evaluation = std::get_if<EvalOptions>(&line.command)) return run_eval(*evaluation, *device);
+  if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command)) return run_analyze(*analysis, *device);
+  return run_sample(std::get<SampleOptions>(line.command), *device);
 }
 
 }  // namespace
 }  // namespace goat
 
-// Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint.
+// Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);   // a closed terminal or `| head` must not stop a training run
+  goat::limit_spinning(argv);
+  std::signal(SIGPIPE, SIG_IGN);  // a closed terminal or `| head` must not stop a training run
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error message like a full disk
   try {
-    return goat::run(argc, argv);
+    const auto line = goat::parse_command_line(argc, argv);
+    return line ? goat::run_command(*line) : 0;
   } catch (const goat::ConfigError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 2;

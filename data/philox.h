@@ -24,7 +24,7 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::array<std::uint32_t, 
 }
 
 // Uses of randomness; each has its own stream, so that adding draws to one never shifts another.
-enum class RandomStream : std::uint32_t { init = 1, copy_mixture = 2, shuffle = 3 };
+enum class RandomStream : std::uint32_t { init = 1, copy_mixture = 2, shuffle = 3, sample = 4 };
 
 // Block `block` of the sequence (seed, stream, item): counter = (block, stream, low item, high item), key = seed.
 inline PhiloxBlock philox(std::uint64_t seed, RandomStream stream, std::uint64_t item, std::uint32_t block) {

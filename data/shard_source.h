@@ -45,10 +45,9 @@ class ShardSource final : public TokenSource {
   std::string description() const override;
   std::uint64_t sequences() const override { return blocks_; }
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override;
+  void finish_check() const override { check_.get(); }
 
   std::int64_t tokens() const { return starts_.back(); }
-  // Waits for the check of the whole set and throws what it found.
-  void finish_check() const { check_.get(); }
 
  private:
   std::int64_t block_start(std::uint64_t index) const;

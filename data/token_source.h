@@ -26,6 +26,8 @@ class TokenSource {
   virtual std::uint64_t sequences() const = 0;
   // Writes the T inputs and T targets (-1: not counted in the loss) of sequence `index`. Throws DataError.
   virtual void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) = 0;
+  // Waits for a check of all the data that goes on in the background, where there is one. Throws DataError for what it found.
+  virtual void finish_check() const {}
   // Mean loss, in nats a token, of the best possible predictor, where the task has a known one.
   virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }
 };

@@ -25,9 +25,9 @@ class Device {
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
   virtual void set_zero(void* memory, std::size_t bytes) = 0;
-  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;          // host memory may be reused on return
-  virtual void download(void* host, const void* device, std::size_t bytes) = 0;        // complete on return
-  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;                // device to device, not overlapping
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;    // host memory may be reused on return
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // complete on return
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;          // device to device, not overlapping
   virtual void synchronize() = 0;
 
   // Checks the operands and enqueues the operation.

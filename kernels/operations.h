@@ -106,7 +106,8 @@ struct FourierTable {
   Tensor positions;  // i32 [T, A]
 };
 
-// features[j] = phi(j) = ( cos(w_m j) for all m, sin(w_m j) for all m, j / train_length, log(1+j) / log(1+train_length) ); the last two use the row j.
+// features[j] = phi(j) = ( cos(w_m j) for all m, sin(w_m j) for all m, j / train_length, log(1+j) / log(1+train_length) ); the last two use the row
+// j.
 struct SinkFeatures {
   Tensor features;   // f32 [T, 2M+2]
   Tensor frequency;  // f64 [M]
@@ -143,12 +144,12 @@ struct SinkBackward {
 //   k[d_c ..] = ( c_t^(1) .. c_t^(R), hi, lo, 0.. ),            hi + lo = key_bias / (sigma P), hi and lo rounded to the dtype of k
 struct PriorLanesForward {
   static constexpr float key_bias_unit = 8.0f;
-  Tensor q;         // strided [B, T, H, d_h], coordinates d_c.. written; optional
-  Tensor k;         // strided [B, T, H, d_h], coordinates d_c.. written; optional
-  Tensor alpha;     // f32 [H, R]
-  Tensor beta;      // f32 [H, R]
-  Tensor key_bias;  // f32 [H, T_max]
-  Tensor fourier;   // f32 [T_max, R, 2]
+  Tensor q;                      // strided [B, T, H, d_h], coordinates d_c.. written; optional
+  Tensor k;                      // strided [B, T, H, d_h], coordinates d_c.. written; optional
+  Tensor alpha;                  // f32 [H, R]
+  Tensor beta;                   // f32 [H, R]
+  Tensor key_bias;               // f32 [H, T_max]
+  Tensor fourier;                // f32 [T_max, R, 2]
   std::int64_t content_dim = 0;  // d_c; d_h - d_c >= 2R + 2
   std::int64_t first_position = 0;
   float scale = 0;  // sigma = 1/sqrt(d_c)

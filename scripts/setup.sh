@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev catch2 clang-format clang-tidy python3 python3-venv)
+packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev catch2 clang clang-format clang-tidy libclang-rt-dev libomp-dev python3 python3-venv)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -73,7 +73,8 @@ void attend(const Matrix& q, const Matrix& k, const Matrix& v, const Matrix& pri
     }
     for (std::int64_t d = 0; d < head_dim; ++d) {
       double sum = 0;
-      for (std::int64_t j = 0; j <= i; ++j) sum += p[static_cast<std::size_t>(j)] / total * v[static_cast<std::size_t>((j * heads + head) * head_dim + d)];
+      for (std::int64_t j = 0; j <= i; ++j)
+        sum += p[static_cast<std::size_t>(j)] / total * v[static_cast<std::size_t>((j * heads + head) * head_dim + d)];
       out[static_cast<std::size_t>((i * heads + head) * head_dim + d)] = sum;
     }
   }
@@ -121,10 +122,12 @@ double sequence_loss(const Config& config, const StoredValues& tensors, const st
 }
 }  // namespace
 
-double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs, const std::vector<std::int32_t>& targets) {
+double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,
+                  const std::vector<std::int32_t>& targets) {
   const auto length = static_cast<std::size_t>(config.data.seq_len);
   double loss = 0;
-  for (std::size_t first = 0; first < inputs.size(); first += length) loss += sequence_loss(config, tensors, inputs.data() + first, targets.data() + first);
+  for (std::size_t first = 0; first < inputs.size(); first += length)
+    loss += sequence_loss(config, tensors, inputs.data() + first, targets.data() + first);
   return loss / static_cast<double>(inputs.size());
 }
 

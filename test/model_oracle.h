@@ -12,6 +12,7 @@ namespace goat::test {
 using StoredValues = std::map<std::string, std::vector<double>>;  // name -> row-major values
 
 // Mean loss in nats over the B*T tokens; inputs and targets are [B, T].
-double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs, const std::vector<std::int32_t>& targets);
+double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,
+                  const std::vector<std::int32_t>& targets);
 
 }  // namespace goat::test

@@ -107,7 +107,8 @@ std::vector<double> Operand::values() const {
 }
 
 void Operand::set(const std::vector<double>& values) {
-  if (values.size() != static_cast<std::size_t>(tensor_.elements())) throw std::invalid_argument(std::string(tensor_.name) + ": wrong number of values");
+  if (values.size() != static_cast<std::size_t>(tensor_.elements()))
+    throw std::invalid_argument(std::string(tensor_.name) + ": wrong number of values");
   std::vector<unsigned char> bytes(tensor_.bytes());
   for (std::size_t i = 0; i < values.size(); ++i) store_rounded(bytes.data() + i * size_of(tensor_.dtype), tensor_.dtype, values[i]);
   device_->upload(tensor_.data, bytes.data(), bytes.size());
@@ -153,8 +154,8 @@ std::string mismatch_fp32(const std::vector<double>& got, const std::vector<doub
   }
   const double allowed = 1e-5 * std::sqrt(norm) + 8 * 0x1p-24 * std::sqrt(condition);
   if (std::sqrt(error) <= allowed) return "";
-  message << "||got - want|| = " << std::sqrt(error) << " > " << allowed << " (||want|| = " << std::sqrt(norm) << "); worst element " << where << ": got "
-          << got[where] << ", want " << want[where];
+  message << "||got - want|| = " << std::sqrt(error) << " > " << allowed << " (||want|| = " << std::sqrt(norm) << "); worst element " << where
+          << ": got " << got[where] << ", want " << want[where];
   return message.str();
 }
 

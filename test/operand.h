@@ -24,8 +24,10 @@ class Operand {
   Operand(Device& device, DType dtype, std::initializer_list<std::int64_t> shape, const char* name);
 
   // Filled with N(0, scale^2), rounded to the dtype.
-  static Operand normal(Device& device, Rng& rng, std::initializer_list<std::int64_t> shape, const char* name, double scale = 1, DType dtype = DType::f32);
-  static Operand of(Device& device, const std::vector<double>& values, std::initializer_list<std::int64_t> shape, const char* name, DType dtype = DType::f32);
+  static Operand normal(Device& device, Rng& rng, std::initializer_list<std::int64_t> shape, const char* name, double scale = 1,
+                        DType dtype = DType::f32);
+  static Operand of(Device& device, const std::vector<double>& values, std::initializer_list<std::int64_t> shape, const char* name,
+                    DType dtype = DType::f32);
   static Operand zeros(Device& device, std::initializer_list<std::int64_t> shape, const char* name, DType dtype = DType::f32);
 
   const Tensor& tensor() const { return tensor_; }
@@ -44,8 +46,8 @@ class Operand {
 // The values of any (strided) view of f32, f64, i32 or bf16 on a device, row-major.
 std::vector<double> values_of(Device& device, const Tensor& view);
 
-// ||got - want|| <= 1e-5 ||want|| + 8 * 2^-24 ||terms|| in the 2-norm, every element finite, sizes equal. terms[i] is the sum of the absolute values of
-// the terms that were added up to give want[i]; empty: |want|. Returns "" if it holds, else a message with both sides and the worst element.
+// ||got - want|| <= 1e-5 ||want|| + 8 * 2^-24 ||terms|| in the 2-norm, every element finite, sizes equal. terms[i] is the sum of the absolute values
+// of the terms that were added up to give want[i]; empty: |want|. Returns "" if it holds, else a message with both sides and the worst element.
 std::string mismatch_fp32(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms = {});
 
 }  // namespace goat::test

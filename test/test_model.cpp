@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
 #include "test/model_oracle.h"
 #include "test/operand.h"
@@ -18,10 +19,24 @@ namespace {
 
 // A model small enough for the naive oracle, with sizes that fit no tile.
 Config tiny_config(const std::vector<std::string>& settings = {}) {
-  std::vector<std::string> all = {"model.layers=2", "model.heads=2",         "model.width=24",      "model.ff_width=40", "model.vocab=11",
-                                  "data.seq_len=9", "prior.pos_rank=2",      "prior.abs_rank=3",    "prior.init=random", "prior.recency=free",
-                                  "train.batch=4",  "train.micro_batch=2",   "train.steps=5",       "train.warmup=2",    "train.lr=3e-3",
-                                  "train.min_lr=0", "prior.sink_init_scale=0.5", "eval.batches=2"};
+  std::vector<std::string> all = {"model.layers=2",
+                                  "model.heads=2",
+                                  "model.width=24",
+                                  "model.ff_width=40",
+                                  "model.vocab=11",
+                                  "data.seq_len=9",
+                                  "prior.pos_rank=2",
+                                  "prior.abs_rank=3",
+                                  "prior.init=random",
+                                  "prior.recency=free",
+                                  "train.batch=4",
+                                  "train.micro_batch=2",
+                                  "train.steps=5",
+                                  "train.warmup=2",
+                                  "train.lr=3e-3",
+                                  "train.min_lr=0",
+                                  "prior.sink_init_scale=0.5",
+                                  "eval.batches=2"};
   all.insert(all.end(), settings.begin(), settings.end());
   return load_config("copy_mixture", all);
 }
@@ -92,6 +107,8 @@ const std::vector<Variant> variants = {
 std::vector<float> losses_of_run(const Config& config, Device& device, std::int64_t steps) {
   const auto training = open_training_source(config), validation = open_validation_source(config);
   Trainer trainer(config, device, *training, validation.get());
+  trainer.allocate();
+  trainer.initialize();
   std::vector<float> losses;
   for (std::int64_t step = 0; step < steps; ++step) losses.push_back(trainer.step(step).loss);
   losses.push_back(static_cast<float>(trainer.validate().value()));
@@ -172,6 +189,31 @@ TEST_CASE("model: recomputation needs less memory, and block less than gelu") {
   CHECK(activations("block") < activations("gelu"));
 }
 
+namespace {
+// A cpu device that adds up what is allocated on it.
+class CountingDevice final : public CpuDevice {
+ public:
+  void* allocate(std::size_t bytes) override {
+    allocated += bytes;
+    return CpuDevice::allocate(bytes);
+  }
+  std::size_t allocated = 0;
+};
+}  // namespace
+
+TEST_CASE("trainer: the memory that is planned, and printed, is what is allocated") {
+  for (const char* preset : {"copy_mixture", "shakespeare"}) {
+    const Config config = load_config(preset, {"data.source=copy_mixture"});
+    const auto training = open_training_source(config);
+    CountingDevice device;
+    Trainer trainer(config, device, *training, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    trainer.step(0);
+    CHECK(device.allocated == trainer.memory().total_bytes());
+  }
+}
+
 TEST_CASE("trainer: the same seed gives bitwise the same losses, another seed others") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
@@ -185,7 +227,8 @@ TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
   const auto device = open_device("cpu");
   const std::vector<float> whole = losses_of_run(tiny_config({"train.micro_batch=4"}), *device, 5);
   for (const char* micro_batch : {"1", "2"}) {
-    const std::vector<float> split = losses_of_run(tiny_config({std::string("train.micro_batch=") + micro_batch, "eval.batches=" + std::to_string(8 / std::stoi(micro_batch))}), *device, 5);
+    const std::vector<float> split = losses_of_run(
+        tiny_config({std::string("train.micro_batch=") + micro_batch, "eval.batches=" + std::to_string(8 / std::stoi(micro_batch))}), *device, 5);
     const std::vector<float> reference = losses_of_run(tiny_config({"train.micro_batch=4", "eval.batches=2"}), *device, 5);
     for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(reference[i]).epsilon(1e-5));
   }
@@ -196,6 +239,8 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   const Config config = tiny_config();
   const auto training = open_training_source(config);
   Trainer trainer(config, *device, *training, nullptr);
+  trainer.allocate();
+  trainer.initialize();
   trainer.step(0);
   const StoredTensor& embedding = trainer.parameters().stored().front();
   std::vector<float> values = trainer.parameters().read(*device, embedding);
@@ -223,6 +268,8 @@ TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay ex
   const Config config = tiny_config();
   const auto training = open_training_source(config);
   Trainer trainer(config, *device, *training, nullptr);
+  trainer.allocate();
+  trainer.initialize();
   for (std::int64_t step = 0; step < 5; ++step) trainer.step(step);
   const Parameter& qkv = trainer.parameters().at("blocks.1.attn.qkv.weight");
   for (std::int64_t part = 0; part < 2; ++part) {
@@ -235,11 +282,15 @@ TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay ex
 }
 
 TEST_CASE("parameters: c4_125m's counts are the published ones") {
-  Config config;
-  config.model = {.layers = 12, .heads = 12, .width = 768, .vocab = 50257};
-  const ParameterCounts counts = count_parameters(config);
+  const ParameterCounts counts = count_parameters(load_config("c4_125m", {}));
   CHECK(counts.trainable - counts.prior == 122'324'544);
   CHECK(counts.full_projections == 123'653'376);
+}
+
+TEST_CASE("parameters: fineweb_1b's counts are the published ones") {
+  const ParameterCounts counts = count_parameters(load_config("fineweb_1b", {}));
+  CHECK(counts.trainable - counts.prior == 1'204'547'584);
+  CHECK(counts.full_projections == 1'233'383'424);
 }
 
 TEST_CASE("parameters: the same tensor starts the same in every variant, with the standard deviations of the specification") {
@@ -271,5 +322,6 @@ TEST_CASE("parameters: the same tensor starts the same in every variant, with th
   CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.slope") == std::vector<float>(2, 0.0f));
   CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.slope") == std::vector<float>{0.0625f, 0.00390625f});
   CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.beta") == std::vector<float>(4, 0.0f));
-  CHECK(std::log1p(std::exp(initial({"prior.init=alibi", "prior.recency=softplus"}, "blocks.0.attn.prior.slope")[0])) == Approx(0.0625).epsilon(1e-6));
+  CHECK(std::log1p(std::exp(initial({"prior.init=alibi", "prior.recency=softplus"}, "blocks.0.attn.prior.slope")[0])) ==
+        Approx(0.0625).epsilon(1e-6));
 }

@@ -1,14 +1,21 @@
 """The program as a user meets it: usage, run folders, reproducibility, bad input, closed pipes and full disks."""
 
+import fcntl
 import json
+import os
+import pty
 import resource
 import signal
 import subprocess
+import sys
+import termios
 import tomllib
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from conftest import REPOSITORY
 
 TINY = {
     "model.width": 16,
@@ -49,7 +56,7 @@ def test_run_folder_holds_what_the_readme_says(run_binary, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 12 and summary["loss"] == lines[-1]["loss"] and summary["val_loss"] == lines[-1]["val_loss"]
     assert 0 < summary["bayes_optimal_loss"] < np.log(16)
-    tensors = load_file(run / summary["checkpoint"])
+    tensors = load_file(run / summary["checkpoint"] / "model.safetensors")
     assert summary["parameters"] == sum(tensor.size for tensor in tensors.values())
     assert tensors["embedding.weight"].shape == (16, 16)
     assert tensors["blocks.0.attn.q.weight"].shape == (2 * (8 - 4), 16)
@@ -148,7 +155,7 @@ def test_lists_and_prints_configs(run_binary, tmp_path):
 
 def test_updates_that_are_not_finite_stop_the_run_with_the_last_good_model(run_binary, tmp_path):
     run = tmp_path / "run"
-    result = run_binary(*tiny_run(run, train__lr=1e18, train__min_lr=1e18, train__clip=0, train__max_skips=3, train__steps=40), code=1)
+    result = run_binary(*tiny_run(run, train__lr=10, train__min_lr=10, train__weight_decay=100, train__clip=0, train__max_skips=3, train__steps=40), code=1)
     assert "not finite" in result.stderr and "train.lr" in result.stderr
     lines = metrics_of(run)
     assert all(line.get("skipped") for line in lines[-3:]) and len(lines) < 40
@@ -179,7 +186,7 @@ def test_a_full_disk_never_leaves_half_a_line_or_half_a_model(binary, tmp_path):
 
     limit = len(config_toml) + 100
     result = subprocess.run([*command[:-1], command[-1], "--overwrite"], preexec_fn=small_files, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1 and "model.safetensors" in result.stderr and "metrics.jsonl" in result.stderr
+    assert result.returncode == 1 and "NOT saved" in result.stderr and "model.safetensors" in result.stderr and "metrics.jsonl" in result.stderr
     lines = metrics_of(tmp_path / "run")  # every line parses
     assert 3 < len(lines) < 40
     assert not list((tmp_path / "run").rglob("*.tmp")) and not list((tmp_path / "run").rglob("model.safetensors"))
@@ -187,9 +194,6 @@ def test_a_full_disk_never_leaves_half_a_line_or_half_a_model(binary, tmp_path):
 
 def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
     """Raw text -> prepare.py -> shards -> training, with bytes."""
-    import sys
-
-    from conftest import REPOSITORY
 
     words = ["the", "goat", "climbs", "a", "steep", "hill", "and", "looks", "back"]
     choose = np.random.default_rng(1)
@@ -213,3 +217,23 @@ def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
     run_binary("--config", "shakespeare", "--out", tmp_path / "run", *flags(settings))
     losses = [line["val_loss"] for line in metrics_of(tmp_path / "run") if "val_loss" in line]
     assert len(losses) == 3 and losses[0] > losses[1] > losses[2] and losses[2] < 2.6
+
+
+def test_a_terminal_shows_a_bar_and_closing_it_saves_the_run(binary, tmp_path):
+    master, slave = pty.openpty()
+    command = [binary, *tiny_run(tmp_path / "run", train__steps=100000)]
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, start_new_session=True, preexec_fn=lambda: controlling_terminal(slave))
+    os.close(slave)
+    shown = b""
+    while b"ETA" not in shown:
+        shown += os.read(master, 4096)
+    assert b"\r\033[K[" in shown and b"/100000" in shown
+    os.close(master)  # hangs up: SIGHUP, and every write fails from now on
+    assert process.wait(timeout=60) == 4
+    assert len(list((tmp_path / "run/checkpoints").glob("step_*/state.json"))) == 1
+    for line in metrics_of(tmp_path / "run"):
+        assert np.isfinite(line["loss"])
+
+
+def controlling_terminal(file):
+    fcntl.ioctl(file, termios.TIOCSCTTY, 0)

@@ -10,16 +10,18 @@ namespace goat {
 
 // What an attention layer keeps for backward.
 struct AttentionActivations {
-  Tensor qkv;  // [B, T, 3, H, d_h], lanes included
+  Tensor qkv;  // [B, T, 3, H, d_h], lanes included; absent with a KV cache, which holds it
   Tensor out;  // [B, T, H, d_h], before the output projection
   Tensor lse;  // f32 [B, H, T]
   void plan(const std::string& prefix, const Config& config, BatchShape shape, MemoryPlan& memory);
 };
 
-// The variants differ in what they do between the QKV projection and the attention kernel (goat: lanes) and in the slope; this class is where they meet.
+// The variants differ in what they do between the QKV projection and the attention kernel (goat: lanes) and in the slope; this class is where they
+// meet.
 class AttentionLayer {
  public:
-  AttentionLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix);
+  // cached_qkv: the layer's tensor of a KvCache, or nullptr.
+  AttentionLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix, const Tensor* cached_qkv);
   void plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory);
 
   void forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& out, const Tensor& x);
@@ -32,6 +34,7 @@ class AttentionLayer {
   std::int64_t content_dim_;
   float scale_;
   bool learned_frequencies_;
+  const Tensor* cached_qkv_;
   LinearLayer qkv_, o_;
   std::unique_ptr<PriorLayer> prior_;  // goat only
 };

@@ -23,12 +23,12 @@ void SharedBuffers::plan(const Config& config, BatchShape shape, bool training, 
   }
   if (!config.has_prior()) return;
 
-  const std::int64_t modes = config.prior.pos_rank;
-  memory.add(MemoryCategory::workspace, "positions", DType::i32, {length, 1}, positions);
+  const std::int64_t modes = config.prior.pos_rank, rows = shape.positions();
+  memory.add(MemoryCategory::workspace, "positions", DType::i32, {rows, 1}, positions);
   memory.add(MemoryCategory::workspace, "frequency", DType::f64, {modes}, frequency);
   memory.add(MemoryCategory::workspace, "sink_frequency", DType::f64, {config.prior.abs_rank}, sink_frequency);
-  add(MemoryCategory::workspace, "fourier", {length, modes, 2}, fourier);
-  add(MemoryCategory::workspace, "sink_features", {length, config.sink_features()}, sink_features);
+  add(MemoryCategory::workspace, "fourier", {rows, modes, 2}, fourier);
+  add(MemoryCategory::workspace, "sink_features", {rows, config.sink_features()}, sink_features);
   if (!training) return;
   add(MemoryCategory::workspace, "dq_lanes", {shape.sequences, heads, length, 2 * modes}, dq_lanes);
   if (config.prior.learned_frequencies) add(MemoryCategory::workspace, "dk_lanes", {shape.sequences, heads, length, 2 * modes}, dk_lanes);

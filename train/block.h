@@ -7,6 +7,7 @@
 
 #include "kernels/device.h"
 #include "train/config.h"
+#include "train/kv_cache.h"
 #include "train/memory.h"
 #include "train/parameters.h"
 
@@ -15,7 +16,9 @@ namespace goat {
 struct BatchShape {
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
+  std::int64_t context = 0;    // T_max where a KV cache goes on from pass to pass (then B = 1); 0: every pass stands alone
   std::int64_t tokens() const { return sequences * length; }
+  std::int64_t positions() const { return context ? context : length; }  // that the prior's tables cover
 };
 
 // Memory that every block uses in turn. [N, C] unless stated; gradients exist only where training.
@@ -29,12 +32,14 @@ struct SharedBuffers {
   Tensor dqkv;        // [B, T, 3, H, d_h]
   Tensor delta;       // f32 [B, H, T]
 
-  // Position tables of the prior, computed once (the Fourier table per step and layer if frequencies are learned)
-  Tensor positions;         // i32 [T, 1]
-  Tensor frequency;         // f64 [R]
-  Tensor fourier;           // f32 [T, R, 2]
-  Tensor sink_frequency;    // f64 [M]
-  Tensor sink_features;     // f32 [T, F]
+  std::int64_t first_position = 0;  // of the pass's first token; above 0 only with a KV cache
+
+  // Position tables of the prior [T_max rows with a KV cache], computed once (the Fourier table per step and layer if frequencies are learned)
+  Tensor positions;       // i32 [T, 1]
+  Tensor frequency;       // f64 [R]
+  Tensor fourier;         // f32 [T, R, 2]
+  Tensor sink_frequency;  // f64 [M]
+  Tensor sink_features;   // f32 [T, F]
   // Prior gradients as attention's backward leaves them; see kernels/operations.h
   Tensor dq_lanes, dk_lanes, dkey_bias, dkey_bias_sum, dslope, dlambda;
 
@@ -50,10 +55,15 @@ class Block {
   virtual Tensor forward(Device& device, SharedBuffers& shared, const Tensor& residual, const Tensor& branch) = 0;
   // shared.dresidual: gradient of the block's output stream -> of its input stream. Adds to the parameters' gradients.
   virtual void backward(Device& device, SharedBuffers& shared) = 0;
+  // The latest pass's q, k and v as attention saw them [B, T, 3, H, d_h]; valid until the next block runs (blocks may share this memory).
+  // Absent with a KV cache.
+  virtual const Tensor& qkv() const = 0;
 };
 
 // The model's blocks over declared parameters, with their activations planned: kept for every block where training needs them, else one set for all.
-std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters, MemoryPlan& memory);
+// `cache` (optional) must outlive them.
+std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
+                                                MemoryPlan& memory, const KvCache* cache);
 
 // y = x W^T + b over declared parameters "NAME.weight", "NAME.bias".
 struct LinearLayer {

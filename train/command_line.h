@@ -1,20 +1,31 @@
-// The command line: options, help, and messages for what does not parse.
+// The command line: subcommands, options, help, and messages for what does not parse.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
+
+#include "train/analyze.h"
+#include "train/evaluate.h"
+#include "train/sample.h"
 
 namespace goat {
 
-struct CommandLine {
+struct TrainOptions {
   std::string config;
   std::vector<std::string> settings;  // section.key=value, in order
-  std::string device = "auto";
   std::string out;
+  bool resume = false;
   bool overwrite = false;
   bool list_configs = false;
   bool print_config = false;
+  bool dry_run = false;
+};
+
+struct CommandLine {
+  std::string device = "auto";
+  std::variant<TrainOptions, EvalOptions, AnalyzeOptions, SampleOptions> command;
 };
 
 // nullopt: nothing to do (--help was printed). Throws ConfigError for anything that does not parse.

@@ -15,13 +15,13 @@ struct ConfigError : std::runtime_error {
 
 struct Config {
   struct Model {
-    std::string block = "gpt";
+    std::string block = "gpt";  // gpt, llama
     std::int64_t layers = 12;
     std::int64_t heads = 12;
     std::int64_t width = 768;
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
-    std::string attention = "goat";  // goat, none
+    std::string attention = "goat";    // goat, none
     std::string attn_scale = "rsqrt";  // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
     std::string precision = "auto";    // auto, fp32, bf16
     std::string tf32 = "none";         // fp32 mode on cuda: GEMMs that may use TF32: none, all
@@ -34,8 +34,8 @@ struct Config {
     std::int64_t lane_dim = 0;  // d_p; 0: 2R + 2
     double base = 10000;
     double abs_base = 10000;
-    std::string init = "zero";      // zero, random, alibi
-    std::string recency = "free";   // free, softplus, off
+    std::string init = "zero";     // zero, random, alibi
+    std::string recency = "free";  // free, softplus, off
     bool learned_frequencies = false;
     std::int64_t sink_hidden = 0;   // n; 0: min(2(2M+2), max(2H, 4))
     double sink_init_scale = 1e-3;  // std of the sink MLP's random weights
@@ -56,10 +56,10 @@ struct Config {
   } data;
 
   struct Train {
-    std::int64_t steps = 0;   // exactly one of steps and tokens is positive
-    std::int64_t tokens = 0;  // steps = ceil(tokens / (batch * seq_len))
-    std::int64_t batch = 128;       // sequences a step, over all ranks
-    std::int64_t micro_batch = 0;   // sequences a forward pass; 0: the whole batch
+    std::int64_t steps = 0;        // exactly one of steps and tokens is positive
+    std::int64_t tokens = 0;       // steps = ceil(tokens / (batch * seq_len))
+    std::int64_t batch = 128;      // sequences a step, over all ranks
+    std::int64_t micro_batch = 0;  // sequences a forward pass; 0: the whole batch
     double lr = 1e-4;
     double min_lr = 3e-5;
     std::int64_t warmup = 2000;
@@ -78,19 +78,25 @@ struct Config {
     std::int64_t batches = 20;  // micro-batches of validation data, re-read each time; 0: no validation
   } eval;
 
+  struct Checkpoint {
+    std::int64_t interval = 0;   // steps between checkpoints; 0: only at the end (and when stopped by a signal)
+    std::int64_t keep = 3;       // newest checkpoints kept; 0: all
+    std::int64_t milestone = 0;  // a checkpoint whose step is a multiple of this is kept for ever; 0: none
+  } checkpoint;
+
   struct Log {
     std::int64_t interval = 1;  // steps between progress lines
   } log;
 
   // Values that follow from others.
-  std::int64_t head_dim() const { return model.width / model.heads; }                                   // d_h
+  std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
   bool has_prior() const { return model.attention == "goat"; }
   std::int64_t lane_dim() const { return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2; }  // d_p
-  std::int64_t content_dim() const { return head_dim() - lane_dim(); }                                  // d_c
+  std::int64_t content_dim() const { return head_dim() - lane_dim(); }                                                   // d_c
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
-  std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }                                 // F
-  std::int64_t sink_hidden() const;                                                                     // n
+  std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
+  std::int64_t sink_hidden() const;                                      // n
   std::int64_t steps() const;
 };
 

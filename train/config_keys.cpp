@@ -11,7 +11,7 @@ std::vector<Key> config_keys(Config& c) {
   constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t max_tokens = 1'000'000'000'000'000;
   return {
-      {"model.block", TextKey{&c.model.block, {"gpt"}}, "kind of transformer block"},
+      {"model.block", TextKey{&c.model.block, {"gpt", "llama"}}, "kind of transformer block"},
       {"model.layers", IntegerKey{&c.model.layers, 1, 10'000}, "L, transformer blocks"},
       {"model.heads", IntegerKey{&c.model.heads, 1, 10'000}, "H, attention heads; divides width"},
       {"model.width", IntegerKey{&c.model.width, 1, 1'000'000}, "C"},
@@ -62,6 +62,11 @@ std::vector<Key> config_keys(Config& c) {
 
       {"eval.interval", IntegerKey{&c.eval.interval, 0, 1'000'000'000}, "steps between validations; 0: only at the end"},
       {"eval.batches", IntegerKey{&c.eval.batches, 0, 1'000'000'000}, "micro-batches of a validation; 0: no validation"},
+
+      {"checkpoint.interval", IntegerKey{&c.checkpoint.interval, 0, 1'000'000'000}, "steps between checkpoints; 0: only at the end"},
+      {"checkpoint.keep", IntegerKey{&c.checkpoint.keep, 0, 1'000'000}, "newest checkpoints kept; 0: all"},
+      {"checkpoint.milestone", IntegerKey{&c.checkpoint.milestone, 0, 1'000'000'000},
+       "checkpoints of steps that this divides are kept for ever; 0: none"},
 
       {"log.interval", IntegerKey{&c.log.interval, 1, 1'000'000'000}, "steps between progress lines"},
   };

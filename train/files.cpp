@@ -2,16 +2,21 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
+#include <vector>
 
 namespace goat {
 
+namespace fs = std::filesystem;
+
 namespace {
-std::runtime_error failure(const char* what, const std::filesystem::path& path) {
+std::runtime_error failure(const char* what, const fs::path& path) {
   return std::runtime_error(std::string("cannot ") + what + " " + path.string() + ": " + std::strerror(errno));
 }
 
@@ -26,35 +31,96 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
-void sync_folder(const std::filesystem::path& folder) {
+std::string hexadecimal(XXH64_hash_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+}  // namespace
+
+struct FileWriter::Hash {
+  XXH3_state_t* state = XXH3_createState();
+  Hash() { XXH3_64bits_reset(state); }
+  ~Hash() { XXH3_freeState(state); }
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
+};
+
+FileWriter::FileWriter(const fs::path& path) : path_(path), temporary_(path.string() + ".partial"), hash_(std::make_unique<Hash>()) {
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file_ < 0) throw failure("create", temporary_);
+}
+
+FileWriter::~FileWriter() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void FileWriter::write(std::string_view bytes) {
+  if (!write_all(file_, bytes)) throw failure("write", path_);
+  XXH3_64bits_update(hash_->state, bytes.data(), bytes.size());
+  bytes_ += bytes.size();
+}
+
+void FileWriter::commit() {
+  if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) throw failure("write", path_);
+  ::close(file_);
+  file_ = -1;
+  sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
+}
+
+std::string FileWriter::checksum() const { return hexadecimal(XXH3_64bits_digest(hash_->state)); }
+
+void write_file_atomically(const fs::path& path, std::string_view contents) {
+  FileWriter file(path);
+  file.write(contents);
+  file.commit();
+}
+
+std::string checksum_of(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }
+
+std::string checksum_of_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw failure("read", path);
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  std::vector<char> buffer(1 << 20);
+  while (file.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || file.gcount() > 0)
+    XXH3_64bits_update(state, buffer.data(), static_cast<std::size_t>(file.gcount()));
+  const std::string text = hexadecimal(XXH3_64bits_digest(state));
+  XXH3_freeState(state);
+  return text;
+}
+
+std::string read_small_file(const fs::path& path) {
+  constexpr std::uintmax_t limit = std::uintmax_t{64} << 20;
+  std::error_code error;
+  const std::uintmax_t size = fs::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  if (error || !file) throw failure("read", path);
+  if (size > limit) throw std::runtime_error("cannot read " + path.string() + ": " + std::to_string(size) + " bytes are more than such a file has");
+  std::string contents(static_cast<std::size_t>(size), '\0');
+  file.read(contents.data(), static_cast<std::streamsize>(size));
+  contents.resize(static_cast<std::size_t>(file.gcount()));
+  return contents;
+}
+
+void sync_folder(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;  // not every file system lets a folder be opened; the rename itself has succeeded
   ::fsync(file);
   ::close(file);
 }
-}  // namespace
 
-void write_file_atomically(const std::filesystem::path& path, const std::vector<std::string_view>& pieces) {
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) throw failure("create", temporary);
-  bool good = true;
-  for (const std::string_view piece : pieces) good = good && write_all(file, piece);
-  good = good && ::fsync(file) == 0;
-  const int reason = errno;
-  ::close(file);
-  errno = reason;
-  if (!good || std::rename(temporary.c_str(), path.c_str()) != 0) {
+LineLog::LineLog(const fs::path& path, std::uint64_t keep_bytes) : path_(path), size_(static_cast<long long>(keep_bytes)) {
+  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (file_ < 0) throw failure("create", path);
+  if (::ftruncate(file_, size_) != 0) {
     const std::runtime_error error = failure("write", path);
-    ::unlink(temporary.c_str());
+    ::close(file_);
     throw error;
   }
-  sync_folder(path.has_parent_path() ? path.parent_path() : ".");
-}
-
-LineLog::LineLog(const std::filesystem::path& path) : path_(path) {
-  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file_ < 0) throw failure("create", path);
 }
 
 LineLog::~LineLog() { ::close(file_); }

@@ -8,7 +8,7 @@ namespace {
 
 // What one block keeps for backward besides the residual stream at its entry.
 struct GptActivations {
-  Tensor norm1;     // [N, C]
+  Tensor norm1;  // [N, C]
   AttentionActivations attention;
   Tensor residual;  // [N, C] the stream between the sub-layers
   Tensor norm2;     // [N, C]
@@ -30,12 +30,12 @@ struct GptActivations {
 
 class GptBlock final : public Block {
  public:
-  GptBlock(const Config& config, const ParameterSet& parameters, const std::string& prefix, std::shared_ptr<GptActivations> activations,
-           std::shared_ptr<Tensor> entry)
+  GptBlock(const Config& config, const ParameterSet& parameters, const std::string& prefix, const Tensor* cached_qkv,
+           std::shared_ptr<GptActivations> activations, std::shared_ptr<Tensor> entry)
       : recompute_gelu_(config.model.recompute == "gelu"),
         recompute_block_(config.model.recompute == "block"),
         norm1_(parameters, prefix + "norm1"),
-        attention_(config, parameters, prefix + "attn."),
+        attention_(config, parameters, prefix + "attn.", cached_qkv),
         norm2_(parameters, prefix + "norm2"),
         up_(parameters, prefix + "mlp.up"),
         down_(parameters, prefix + "mlp.down"),
@@ -74,6 +74,8 @@ class GptBlock final : public Block {
     norm1_.backward(device, dresidual, shared.dnorm, stream_);
   }
 
+  const Tensor& qkv() const override { return saved_->attention.qkv; }
+
  private:
   // Everything between norm1 and the last projection. Overwrites shared.branch with the attention output, whose sum is saved.
   void forward_after_norm1(Device& device, SharedBuffers& shared) {
@@ -96,7 +98,8 @@ class GptBlock final : public Block {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters, MemoryPlan& memory) {
+std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
+                                                MemoryPlan& memory, const KvCache* cache) {
   const bool keep = training && config.model.recompute != "block";
   std::vector<std::unique_ptr<Block>> blocks;
   std::shared_ptr<GptActivations> activations;
@@ -111,7 +114,8 @@ std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape
       entry = std::make_shared<Tensor>();
       memory.add(MemoryCategory::activations, prefix + "entry", DType::f32, {shape.tokens(), config.model.width}, *entry);
     }
-    auto block = std::make_unique<GptBlock>(config, parameters, prefix, activations, entry);
+    const Tensor* cached_qkv = cache ? &cache->qkv[static_cast<std::size_t>(layer)] : nullptr;
+    auto block = std::make_unique<GptBlock>(config, parameters, prefix, cached_qkv, activations, entry);
     block->plan(prefix, shape, memory);
     blocks.push_back(std::move(block));
   }

@@ -35,15 +35,14 @@ std::size_t MemoryPlan::bytes(MemoryCategory category) const { return bytes_[ind
 
 std::size_t MemoryPlan::total_bytes() const { return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0}); }
 
-void MemoryPlan::allocate(Device& device) {
+void MemoryPlan::allocate(Device& device, const std::string& advice) {
   for (MemoryCategory category : memory_categories) {
     const std::size_t size = bytes(category);
     try {
       blocks_[index_of(category)] = DeviceBuffer(device, size);
     } catch (const std::bad_alloc&) {
       throw std::runtime_error("out of memory on device " + device.info().name + ": " + name_of(category) + " need " + bytes_text(size) + " of " +
-                               bytes_text(total_bytes()) + " in all. Largest tensors: " + largest_tensors(category) +
-                               ". Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\".");
+                               bytes_text(total_bytes()) + " in all. Largest tensors: " + largest_tensors(category) + ". " + advice + ".");
     }
     device.set_zero(blocks_[index_of(category)].data(), size);
   }
@@ -57,7 +56,8 @@ std::string MemoryPlan::largest_tensors(MemoryCategory category) const {
   std::ranges::sort(largest, [](const Entry* a, const Entry* b) { return a->view->bytes() > b->view->bytes(); });
   largest.resize(std::min<std::size_t>(largest.size(), 3));
   std::string text;
-  for (const Entry* entry : largest) text += (text.empty() ? "" : ", ") + entry->name + " " + entry->view->shape_text() + " " + bytes_text(entry->view->bytes());
+  for (const Entry* entry : largest)
+    text += (text.empty() ? "" : ", ") + entry->name + " " + entry->view->shape_text() + " " + bytes_text(entry->view->bytes());
   return text;
 }
 

@@ -23,8 +23,9 @@ class MemoryPlan {
   std::size_t bytes(MemoryCategory category) const;
   std::size_t total_bytes() const;
 
-  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did not fit and what its largest tensors are.
-  void allocate(Device& device);
+  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did not fit, what its largest tensors are, and
+  // what to do: `advice`, a sentence without its full stop.
+  void allocate(Device& device, const std::string& advice = "Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\"");
 
  private:
   struct Entry {

@@ -8,6 +8,9 @@ namespace {
 constexpr double weight_std = 0.02;
 constexpr double zero_softplus_slope = -30;  // softplus(-30) = 1e-13: no slope, and (unlike a free one) none that could be learned
 
+bool has_biases(const Config& config) { return config.model.block == "gpt"; }
+bool has_gate(const Config& config) { return config.model.block == "llama"; }  // SwiGLU: down(silu(gate) * up)
+
 // The positional part of one layer's attention (goat.md "Initialisations"); never decayed.
 void declare_prior(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const auto& prior = config.prior;
@@ -39,24 +42,26 @@ void declare_prior(const Config& config, const std::string& prefix, ParameterSet
 void declare_qkv(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const std::int64_t heads = config.model.heads, width = config.model.width, head_dim = config.head_dim(), content = config.content_dim();
   const Parameter& weight = parameters.declare_packed(prefix + "qkv.weight", {3, heads, head_dim, width}, true);
-  const Parameter& bias = parameters.declare_packed(prefix + "qkv.bias", {3, heads, head_dim}, false);
+  const Parameter* bias = has_biases(config) ? &parameters.declare_packed(prefix + "qkv.bias", {3, heads, head_dim}, false) : nullptr;
   const char* names[] = {"q", "k", "v"};
   for (int i = 0; i < 3; ++i) {
     const std::int64_t rows = i == 2 ? head_dim : content;
     parameters.store(weight, prefix + names[i] + ".weight", {heads * rows, width}, weight.value.select(0, i).slice(1, 0, rows),
                      i * heads * head_dim * width, {.std = weight_std});
-    parameters.store(bias, prefix + names[i] + ".bias", {heads * rows}, bias.value.select(0, i).slice(1, 0, rows), i * heads * head_dim, {});
+    if (bias)
+      parameters.store(*bias, prefix + names[i] + ".bias", {heads * rows}, bias->value.select(0, i).slice(1, 0, rows), i * heads * head_dim, {});
   }
 }
 
-void declare_norm(const std::string& name, std::int64_t width, ParameterSet& parameters) {
-  parameters.declare(name + ".weight", {width}, false, {.constant = 1});
-  parameters.declare(name + ".bias", {width}, false, {});
+// LayerNorm, or RMSNorm (no bias) in llama blocks.
+void declare_norm(const Config& config, const std::string& name, ParameterSet& parameters) {
+  parameters.declare(name + ".weight", {config.model.width}, false, {.constant = 1});
+  if (has_biases(config)) parameters.declare(name + ".bias", {config.model.width}, false, {});
 }
 
-void declare_linear(const std::string& name, std::int64_t outputs, std::int64_t inputs, ParameterSet& parameters) {
+void declare_linear(const Config& config, const std::string& name, std::int64_t outputs, std::int64_t inputs, ParameterSet& parameters) {
   parameters.declare(name + ".weight", {outputs, inputs}, true, {.std = weight_std});
-  parameters.declare(name + ".bias", {outputs}, false, {});
+  if (has_biases(config)) parameters.declare(name + ".bias", {outputs}, false, {});
 }
 }  // namespace
 
@@ -65,19 +70,21 @@ std::int64_t padded_vocab(const Config& config) { return (config.model.vocab + 6
 void declare_parameters(const Config& config, ParameterSet& parameters) {
   const std::int64_t width = config.model.width;
   const Parameter& embedding = parameters.declare_packed("embedding.padded", {padded_vocab(config), width}, true);
-  parameters.store(embedding, "embedding.weight", {config.model.vocab, width}, embedding.value.slice(0, 0, config.model.vocab), 0, {.std = weight_std});
+  parameters.store(embedding, "embedding.weight", {config.model.vocab, width}, embedding.value.slice(0, 0, config.model.vocab), 0,
+                   {.std = weight_std});
 
   for (std::int64_t layer = 0; layer < config.model.layers; ++layer) {
     const std::string prefix = "blocks." + std::to_string(layer) + ".";
-    declare_norm(prefix + "norm1", width, parameters);
+    declare_norm(config, prefix + "norm1", parameters);
     declare_qkv(config, prefix + "attn.", parameters);
     if (config.has_prior()) declare_prior(config, prefix + "attn.prior.", parameters);
-    declare_linear(prefix + "attn.o", width, width, parameters);
-    declare_norm(prefix + "norm2", width, parameters);
-    declare_linear(prefix + "mlp.up", config.ff_width(), width, parameters);
-    declare_linear(prefix + "mlp.down", width, config.ff_width(), parameters);
+    declare_linear(config, prefix + "attn.o", width, width, parameters);
+    declare_norm(config, prefix + "norm2", parameters);
+    if (has_gate(config)) declare_linear(config, prefix + "mlp.gate", config.ff_width(), width, parameters);
+    declare_linear(config, prefix + "mlp.up", config.ff_width(), width, parameters);
+    declare_linear(config, prefix + "mlp.down", width, config.ff_width(), parameters);
   }
-  declare_norm("final_norm", width, parameters);
+  declare_norm(config, "final_norm", parameters);
 }
 
 ParameterCounts count_parameters(const Config& config) {
@@ -89,7 +96,7 @@ ParameterCounts count_parameters(const Config& config) {
     if (tensor.name.find(".prior.") != std::string::npos) counts.prior += tensor.layout.elements();
   }
   const std::int64_t lane_rows = 2 * config.model.layers * config.model.heads * config.lane_dim();
-  counts.full_projections = counts.trainable - counts.prior + lane_rows * (config.model.width + 1);
+  counts.full_projections = counts.trainable - counts.prior + lane_rows * (config.model.width + has_biases(config));
   return counts;
 }
 
@@ -97,7 +104,7 @@ double flops_per_token(const Config& config) {
   const auto width = static_cast<double>(config.model.width), layers = static_cast<double>(config.model.layers);
   const auto length = static_cast<double>(config.data.seq_len), content = static_cast<double>(config.model.heads * config.content_dim());
   const double qkvo = 2 * width * content + 2 * width * width;
-  const double mlp = 2 * width * static_cast<double>(config.ff_width());
+  const double mlp = (has_gate(config) ? 3 : 2) * width * static_cast<double>(config.ff_width());
   const double matmul = layers * (qkvo + mlp) + static_cast<double>(config.model.vocab) * width;
   return 6 * matmul + 6 * layers * width * length;
 }

@@ -1,5 +1,6 @@
 #include "train/parameters.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "data/philox.h"
@@ -28,34 +29,42 @@ std::uint64_t hash_of(const std::string& name) {
   return hash;
 }
 
-// Calls visit(element offset inside the base) for every element of a strided layout, row-major.
+constexpr std::int64_t piece_elements = 1 << 20;
+
+// Calls visit(first, count, offset) for every run of consecutive elements: `count` elements from row-major index `first` on lie at `offset` of the
+// parameter. Runs are at most a piece long.
 template <class Visit>
-void for_each_offset(const Tensor& layout, Visit visit) {
+void for_each_run(const StoredTensor& tensor, Visit visit) {
+  const Tensor& layout = tensor.layout;
+  int outer = layout.rank;  // dimensions [outer, rank) are contiguous
+  std::int64_t length = 1;
+  while (outer > 0 && layout.stride[outer - 1] == length) length *= layout.shape[--outer];
   std::array<std::int64_t, Tensor::max_rank> index{};
-  for (std::int64_t n = 0; n < layout.elements(); ++n) {
-    std::int64_t offset = 0;
-    for (int dim = 0; dim < layout.rank; ++dim) offset += index[dim] * layout.stride[dim];
-    visit(offset);
-    for (int dim = layout.rank - 1; dim >= 0 && ++index[dim] == layout.shape[dim]; --dim) index[dim] = 0;
+  for (std::int64_t first = 0; first < layout.elements(); first += length) {
+    std::int64_t offset = tensor.offset;
+    for (int dim = 0; dim < outer; ++dim) offset += index[dim] * layout.stride[dim];
+    for (std::int64_t done = 0; done < length; done += piece_elements) visit(first + done, std::min(piece_elements, length - done), offset + done);
+    for (int dim = outer - 1; dim >= 0 && ++index[dim] == layout.shape[dim]; --dim) index[dim] = 0;
   }
 }
 
-std::vector<float> initial_values(const StoredTensor& tensor, std::uint64_t seed) {
-  const auto count = static_cast<std::size_t>(tensor.layout.elements());
-  std::vector<float> values(count, static_cast<float>(tensor.initial.constant));
-  if (!tensor.initial.values.empty()) {
-    if (tensor.initial.values.size() != count) throw std::logic_error(tensor.name + ": wrong number of initial values");
-    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(tensor.initial.values[i]);
-  }
-  if (tensor.initial.std == 0) return values;
+// Elements first .. first + size - 1 of the tensor's initial values; four normals come from one Philox block.
+void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t first, std::span<float> elements) {
+  const Initial& initial = tensor.initial;
+  if (!initial.values.empty() && initial.values.size() != static_cast<std::size_t>(tensor.layout.elements()))
+    throw std::logic_error(tensor.name + ": wrong number of initial values");
   const std::uint64_t item = hash_of(tensor.name);
-  for (std::size_t i = 0; i < count; i += 4) {
-    const PhiloxBlock bits = philox(seed, RandomStream::init, item, static_cast<std::uint32_t>(i / 4));
-    const auto first = normal_pair(bits[0], bits[1]), second = normal_pair(bits[2], bits[3]);
-    const double normals[4] = {first[0], first[1], second[0], second[1]};
-    for (std::size_t k = 0; k < 4 && i + k < count; ++k) values[i + k] += static_cast<float>(tensor.initial.std * normals[k]);
+  std::array<double, 4> normals{};
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    const std::size_t n = static_cast<std::size_t>(first) + i;
+    if (initial.std != 0 && (i == 0 || n % 4 == 0)) {
+      const PhiloxBlock bits = philox(seed, RandomStream::init, item, static_cast<std::uint32_t>(n / 4));
+      const auto a = normal_pair(bits[0], bits[1]), b = normal_pair(bits[2], bits[3]);
+      normals = {a[0], a[1], b[0], b[1]};
+    }
+    const double start = initial.values.empty() ? initial.constant : initial.values[n];
+    elements[i] = static_cast<float>(start + initial.std * normals[n % 4]);
   }
-  return values;
 }
 }  // namespace
 
@@ -69,7 +78,7 @@ Parameter& ParameterSet::declare_packed(const std::string& name, const std::vect
   if (!by_name_.emplace(name, parameters_.size()).second) throw std::logic_error("parameter declared twice: " + name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = name;
-  parameter.value = parameter.grad = shaped(shape, parameter.name.c_str());
+  parameter.value = parameter.grad = parameter.m = parameter.v = shaped(shape, parameter.name.c_str());
   const std::size_t group = decay ? 0 : 1;
   placements_.push_back({group, groups_[group].elements});
   groups_[group].elements += (parameter.value.elements() + alignment - 1) / alignment * alignment;
@@ -96,13 +105,17 @@ void ParameterSet::bind() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [group, offset] = placements_[i];
     parameters_[i].value.data = groups_[group].value.as<float>() + offset;
-    if (groups_[group].grad) parameters_[i].grad.data = groups_[group].grad.as<float>() + offset;
+    if (!groups_[group].grad) continue;
+    parameters_[i].grad.data = groups_[group].grad.as<float>() + offset;
+    parameters_[i].m.data = groups_[group].m.as<float>() + offset;
+    parameters_[i].v.data = groups_[group].v.as<float>() + offset;
   }
 }
 
 void ParameterSet::initialize(Device& device, std::uint64_t seed) {
   for (const Group& group : groups_) device.set_zero(group.value.data, group.value.bytes());
-  for (const StoredTensor& tensor : stored_) write(device, tensor, initial_values(tensor, seed));
+  for (const StoredTensor& tensor : stored_)
+    write_pieces(device, tensor, Kind::value, [&](std::int64_t first, std::span<float> elements) { initial_values(tensor, seed, first, elements); });
 }
 
 const Parameter& ParameterSet::at(const std::string& name) const {
@@ -111,23 +124,49 @@ const Parameter& ParameterSet::at(const std::string& name) const {
   return parameters_[found->second];
 }
 
-std::vector<float> ParameterSet::read(Device& device, const StoredTensor& tensor) const {
-  const Tensor& base = tensor.parameter->value;
-  std::vector<float> all(static_cast<std::size_t>(base.elements())), values;
-  device.download(all.data(), base.data, base.bytes());
+const Tensor& ParameterSet::base_of(const StoredTensor& tensor, Kind kind) {
+  switch (kind) {
+    case Kind::value: return tensor.parameter->value;
+    case Kind::grad: return tensor.parameter->grad;
+    case Kind::m: return tensor.parameter->m;
+    case Kind::v: return tensor.parameter->v;
+  }
+  throw std::logic_error("ParameterSet: unknown kind of tensor");
+}
+
+void ParameterSet::read_pieces(Device& device, const StoredTensor& tensor, Kind kind,
+                               const std::function<void(std::span<const float>)>& visit) const {
+  const float* base = base_of(tensor, kind).as<float>();
+  std::vector<float> piece;
+  for_each_run(tensor, [&](std::int64_t, std::int64_t count, std::int64_t offset) {
+    piece.resize(static_cast<std::size_t>(count));
+    device.download(piece.data(), base + offset, piece.size() * sizeof(float));
+    visit(piece);
+  });
+}
+
+void ParameterSet::write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
+                                const std::function<void(std::int64_t, std::span<float>)>& fill) const {
+  float* base = base_of(tensor, kind).as<float>();
+  std::vector<float> piece;
+  for_each_run(tensor, [&](std::int64_t first, std::int64_t count, std::int64_t offset) {
+    piece.resize(static_cast<std::size_t>(count));
+    fill(first, piece);
+    device.upload(base + offset, piece.data(), piece.size() * sizeof(float));
+  });
+}
+
+std::vector<float> ParameterSet::read(Device& device, const StoredTensor& tensor, Kind kind) const {
+  std::vector<float> values;
   values.reserve(static_cast<std::size_t>(tensor.layout.elements()));
-  for_each_offset(tensor.layout, [&](std::int64_t offset) { values.push_back(all[static_cast<std::size_t>(tensor.offset + offset)]); });
+  read_pieces(device, tensor, kind, [&](std::span<const float> piece) { values.insert(values.end(), piece.begin(), piece.end()); });
   return values;
 }
 
-void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::vector<float>& values) const {
-  const Tensor& base = tensor.parameter->value;
+void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::vector<float>& values, Kind kind) const {
   if (values.size() != static_cast<std::size_t>(tensor.layout.elements())) throw std::logic_error(tensor.name + ": wrong number of values");
-  std::vector<float> all(static_cast<std::size_t>(base.elements()));
-  device.download(all.data(), base.data, base.bytes());
-  std::size_t n = 0;
-  for_each_offset(tensor.layout, [&](std::int64_t offset) { all[static_cast<std::size_t>(tensor.offset + offset)] = values[n++]; });
-  device.upload(base.data, all.data(), base.bytes());
+  write_pieces(device, tensor, kind,
+               [&](std::int64_t first, std::span<float> piece) { std::copy_n(values.begin() + first, piece.size(), piece.begin()); });
 }
 
 void ParameterSet::zero_gradients(Device& device) const {

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +24,9 @@ struct Initial {
 // One weight as the device holds it.
 struct Parameter {
   std::string name;
-  Tensor value;  // shaped views into the flat arrays of its group
+  Tensor value;  // shaped views into the flat arrays of its group; all but value exist only where training
   Tensor grad;
+  Tensor m, v;  // AdamW's moments
 };
 
 // A named tensor of the model as checkpoints and scripts see it: a strided view into a Parameter. Most are a whole parameter; the compact q and k
@@ -59,9 +62,14 @@ class ParameterSet {
   const Parameter& at(const std::string& name) const;
   const std::deque<StoredTensor>& stored() const { return stored_; }
 
-  // The stored tensor's values, row-major.
-  std::vector<float> read(Device& device, const StoredTensor& tensor) const;
-  void write(Device& device, const StoredTensor& tensor, const std::vector<float>& values) const;
+  // A stored tensor's weights, gradients or optimizer state, row-major.
+  enum class Kind { value, grad, m, v };
+  std::vector<float> read(Device& device, const StoredTensor& tensor, Kind kind = Kind::value) const;
+  void write(Device& device, const StoredTensor& tensor, const std::vector<float>& values, Kind kind = Kind::value) const;
+  // The same in pieces of a few MiB, in order, so that a large tensor never exists twice: visit(elements) is handed each piece,
+  // fill(first, elements) writes the piece that begins with element `first`.
+  void read_pieces(Device& device, const StoredTensor& tensor, Kind kind, const std::function<void(std::span<const float>)>& visit) const;
+  void write_pieces(Device& device, const StoredTensor& tensor, Kind kind, const std::function<void(std::int64_t, std::span<float>)>& fill) const;
 
   // Flat arrays for the optimizer: [0] takes weight decay, [1] does not. Padding between parameters is zero and stays so.
   struct Group {
@@ -73,6 +81,7 @@ class ParameterSet {
   void zero_gradients(Device& device) const;
 
  private:
+  static const Tensor& base_of(const StoredTensor& tensor, Kind kind);
   struct Placement {
     std::size_t group;
     std::int64_t offset;

@@ -77,6 +77,96 @@ batches = 16  # 65,536 characters
 interval = 10
 )";
 
+constexpr const char* c4_125m = R"(# The published C4 run (goat.md): 4.0e9 tokens of allenai/c4 en.
+[model]
+layers = 12
+heads = 12
+width = 768
+vocab = 50257
+
+[prior]
+pos_rank = 2
+abs_rank = 8
+init = "zero"
+
+[data]
+source = "shards"
+train = "data/c4/train_*.bin"
+val = "data/c4/val_*.bin"
+seq_len = 2048
+block = "bos"
+bos = 50256
+
+[train]
+steps = 15259
+batch = 128  # 262,144 tokens a step
+micro_batch = 16
+lr = 1e-4
+min_lr = 3e-5
+warmup = 2000
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+interval = 250
+batches = 4
+
+[checkpoint]
+interval = 500
+milestone = 5000
+
+[log]
+interval = 10
+)";
+
+constexpr const char* fineweb_1b = R"(# The published FineWeb run (goat.md): 3.15e9 tokens, Llama-style blocks, tied embedding.
+[model]
+block = "llama"
+layers = 22
+heads = 32
+width = 2048
+ff_width = 5632
+vocab = 50257
+
+[prior]
+pos_rank = 4
+abs_rank = 8
+init = "zero"
+
+[data]
+source = "shards"
+train = "data/fineweb/train_*.bin"
+val = "data/fineweb/val_*.bin"
+seq_len = 2048
+block = "bos"
+bos = 50256
+
+[train]
+steps = 12000
+batch = 128  # 262,144 tokens a step
+micro_batch = 4
+lr = 3e-4
+min_lr = 3e-5
+warmup = 2000
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+interval = 250
+batches = 16
+
+[checkpoint]
+interval = 500
+milestone = 5000
+
+[log]
+interval = 10
+)";
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
@@ -86,6 +176,8 @@ const std::vector<Preset>& presets() {
        copy_mixture},
       {"shakespeare", "4-layer byte-level GPT on tinyshakespeare (data/shakespeare): perplexity beyond the training length, minutes on a CPU",
        shakespeare},
+      {"c4_125m", "the published 125M GPT on C4 (data/c4), T = 2048, 4.0e9 tokens", c4_125m},
+      {"fineweb_1b", "the published 1.2B Llama-style GPT on FineWeb (data/fineweb), T = 2048, 3.15e9 tokens", fineweb_1b},
   };
   return all;
 }

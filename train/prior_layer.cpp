@@ -20,13 +20,13 @@ void PriorLayer::plan(const std::string& prefix, BatchShape shape, MemoryPlan& m
   const auto add = [&](const char* name, std::initializer_list<std::int64_t> extents, Tensor& view) {
     memory.add(MemoryCategory::activations, prefix + name, DType::f32, extents, view);
   };
-  add("key_bias", {heads_, shape.length}, key_bias_);
-  add("hidden", {shape.length, b1_->value.shape[0]}, hidden_);
-  if (frequency_) add("fourier", {shape.length, frequency_->value.shape[0], 2}, fourier_);
+  add("key_bias", {heads_, shape.positions()}, key_bias_);
+  add("hidden", {shape.positions(), b1_->value.shape[0]}, hidden_);
+  if (frequency_) add("fourier", {shape.positions(), frequency_->value.shape[0], 2}, fourier_);
   if (softplus_) add("softplus_slope", {heads_}, softplus_slope_);
 }
 
-void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k, float scale) {
+void PriorLayer::fill_tables(Device& device, const SharedBuffers& shared) {
   device.run(SinkForward{.key_bias = key_bias_,
                          .hidden = hidden_,
                          .features = shared.sink_features,
@@ -36,6 +36,11 @@ void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tens
                          .bump = bump_->value});
   if (frequency_) device.run(FourierTable{.table = fourier_, .frequency = frequency_->value, .positions = shared.positions});
   if (softplus_) device.run(SoftplusForward{.out = softplus_slope_, .x = slope_->value});
+  tables_filled_ = true;
+}
+
+void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k, float scale) {
+  if (shared.first_position == 0 || !tables_filled_) fill_tables(device, shared);  // once in a generation: it does not change the weights
   device.run(PriorLanesForward{.q = q,
                                .k = k,
                                .alpha = alpha_->value,
@@ -43,6 +48,7 @@ void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tens
                                .key_bias = key_bias_,
                                .fourier = frequency_ ? fourier_ : shared.fourier,
                                .content_dim = content_dim_,
+                               .first_position = shared.first_position,
                                .scale = scale});
 }
 

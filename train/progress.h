@@ -14,20 +14,32 @@ struct StepRecord {
   double seconds = 0;
 };
 
+// Lines on stdout, or where stderr is a terminal a bar there (and lines too, if stdout goes elsewhere). Both tell mean loss and speed since the
+// previous line or drawing, and the time left; the first step, which pays for page faults and library set-up, is left out of that estimate.
 class Progress {
  public:
   Progress(std::int64_t steps, std::int64_t interval, double tokens_per_step, double flops_per_token);
-  // Counts the step; prints a line at the first step, every `interval` steps and the last one: mean loss and speed since the previous line, time left
-  // (the first step, which pays for page faults and library set-up, is left out of the estimate).
+  // Counts the step; tells of the first step, every `interval` steps, and the last one. The bar is also drawn in between, a few times a second.
   void report(const StepRecord& record);
+  // Wipes the bar, so that something else can be printed.
+  void clear();
 
  private:
+  // Sums since something was told.
+  struct Interval {
+    std::int64_t steps = 0;
+    double loss = 0, seconds = 0;
+    void add(const StepRecord& record);
+  };
+  std::string text_of(const StepRecord& record, const Interval& interval) const;
+  void draw_bar(const StepRecord& record);
+
   std::int64_t steps_, interval_;
   double tokens_per_step_, flops_per_token_;
-  std::int64_t counted_ = 0;  // steps since the previous line, their summed loss and time
-  double loss_sum_ = 0, seconds_sum_ = 0;
-  double seconds_after_first_ = 0;
+  bool bar_, lines_;
+  Interval since_line_, since_bar_;
   std::int64_t steps_after_first_ = -1;
+  double seconds_after_first_ = 0;
 };
 
 // "1 h 02 min", "3 min 05 s", "12 s"

@@ -1,46 +1,85 @@
 #include "train/run_folder.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "train/safetensors.h"
+#include "data/token_source.h"
+#include "train/config_keys.h"
 
 namespace goat {
 
 namespace fs = std::filesystem;
 
-fs::path RunFolder::prepare(const fs::path& path, bool overwrite) {
-  std::error_code error;
-  if (fs::exists(path) && !fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
-  if (fs::exists(path) && !fs::is_empty(path)) {
-    if (!fs::exists(path / "config.toml"))
-      throw ConfigError("--out " + path.string() + ": the folder holds files but no run (no config.toml); choose another folder");
-    if (!overwrite) throw ConfigError("--out " + path.string() + ": holds another run; give --overwrite to replace it, or another --out");
-    for (const char* name : {"metrics.jsonl", "summary.json", "checkpoints", "figures", "config.toml"}) fs::remove_all(path / name);
+namespace {
+constexpr const char* metrics_file = "metrics.jsonl";
+
+// Keys that decide which tensors a model has and what they mean.
+bool shapes_the_model(const std::string& key) {
+  static const std::vector<std::string> free = {"model.precision", "model.tf32", "model.recompute", "prior.init", "prior.sink_init_scale"};
+  return (key.starts_with("model.") || key.starts_with("prior.") || key == "data.seq_len") && std::ranges::count(free, key) == 0;
+}
+
+// Refuses a config that cannot continue the checkpoint's run, and tells what else differs.
+void compare_configs(const Config& now, const FoundCheckpoint& checkpoint) {
+  Config before, current = now;
+  apply_toml(before, checkpoint.manifest.config, (checkpoint.folder / "state.json").string() + ": config");
+  const std::vector<Key> old_keys = config_keys(before), new_keys = config_keys(current);
+  for (std::size_t i = 0; i < new_keys.size(); ++i) {
+    const std::string was = value_as_toml(old_keys[i]), is = value_as_toml(new_keys[i]);
+    if (was == is) continue;
+    if (shapes_the_model(new_keys[i].name))
+      throw ConfigError("--resume: " + new_keys[i].name + " = " + is + ", but the run in the folder has " + was +
+                        "; a run is continued with the model it began with (or give another --out)");
+    std::fprintf(stderr, "note: resuming with %s = %s, which was %s\n", new_keys[i].name.c_str(), is.c_str(), was.c_str());
   }
-  fs::create_directories(path / "figures", error);
-  if (!error) fs::create_directories(path / "checkpoints", error);
+}
+
+// Bytes of metrics.jsonl up to and with the last whole line of a step that the checkpoint holds.
+std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
+  if (!fs::exists(path)) return 0;
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() || json["step"].get<std::int64_t>() > step) break;
+    bytes += line.size() + 1;
+  }
+  return bytes;
+}
+
+bool holds_a_run(const fs::path& path) {
+  if (fs::exists(path) && !fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
+  if (!fs::exists(path) || fs::is_empty(path)) return false;
+  if (!fs::exists(path / "config.toml"))
+    throw ConfigError("--out " + path.string() + ": the folder holds files but no run (no config.toml); choose another folder");
+  return true;
+}
+}  // namespace
+
+RunFolder::RunFolder(const fs::path& path, const Config& config, ExistingRun existing) : path_(path) {
+  if (holds_a_run(path)) {
+    if (existing == ExistingRun::refuse)
+      throw ConfigError("--out " + path.string() + ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
+    if (existing == ExistingRun::overwrite) {
+      for (const char* name : {metrics_file, "summary.json", "checkpoints", "figures", "analysis", "config.toml"}) fs::remove_all(path / name);
+    } else {
+      resumed_ = newest_checkpoint(path, [](const std::string& reason) { std::fprintf(stderr, "warning: %s\n", reason.c_str()); });
+      if (resumed_) compare_configs(config, *resumed_);
+    }
+  }
+  std::error_code error;
+  fs::create_directories(path, error);
   if (error) throw std::runtime_error("cannot create run folder " + path.string() + ": " + error.message());
-  return path;
+  write_file_atomically(path / "config.toml", to_toml(config));  // first: it marks the folder as a run
+  fs::create_directories(path / "figures");
+  fs::create_directories(path / "checkpoints");
+  metrics_.emplace(path / metrics_file, resumed_ ? metrics_up_to(path / metrics_file, resumed_->manifest.state.step) : 0);
 }
 
-RunFolder::RunFolder(const fs::path& path, const Config& config, bool overwrite) : path_(prepare(path, overwrite)), metrics_(path_ / "metrics.jsonl") {
-  write_file_atomically(path_ / "config.toml", {to_toml(config)});
-}
+void RunFolder::log_metrics(const nlohmann::json& line) { metrics_->write(line.dump()); }
 
-std::string RunFolder::to_line(const nlohmann::json& line) { return line.dump(); }
-
-void RunFolder::write_summary(const nlohmann::json& summary) const { write_file_atomically(path_ / "summary.json", {summary.dump(2), "\n"}); }
-
-fs::path RunFolder::save_model(Device& device, const ParameterSet& parameters, std::int64_t step) const {
-  char name[32];
-  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
-  const fs::path folder = path_ / "checkpoints" / name;
-  fs::create_directories(folder);
-  std::vector<SafeTensor> tensors;
-  for (const StoredTensor& tensor : parameters.stored()) tensors.push_back({tensor.name, tensor.shape, parameters.read(device, tensor)});
-  write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}, {"step", std::to_string(step)}});
-  return folder / "model.safetensors";
-}
+void RunFolder::write_summary(const nlohmann::json& summary) const { write_file_atomically(path_ / "summary.json", summary.dump(2) + "\n"); }
 
 }  // namespace goat

@@ -3,31 +3,35 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
+#include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/files.h"
-#include "train/parameters.h"
 
 namespace goat {
 
+// What to do where the folder already holds a run.
+enum class ExistingRun { refuse, resume, overwrite };
+
 class RunFolder {
  public:
-  // Makes the folder and writes config.toml. Throws ConfigError if `path` already holds a run and `overwrite` is false (with it, that run's files are
-  // removed), or if it holds anything that is not a run.
-  RunFolder(const std::filesystem::path& path, const Config& config, bool overwrite);
+  // Opens or makes the folder and writes config.toml. Throws ConfigError where the folder holds something that is no run, a run and `existing` is
+  // refuse, or a run that this config cannot resume. Differences to the resumed run's config that are allowed are printed. With resume and no
+  // complete checkpoint the run starts again from its beginning.
+  RunFolder(const std::filesystem::path& path, const Config& config, ExistingRun existing);
 
   const std::filesystem::path& path() const { return path_; }
-  void log_metrics(const nlohmann::json& line) { metrics_.write(to_line(line)); }
+  // The checkpoint to continue from; nullopt for a new run.
+  const std::optional<FoundCheckpoint>& resumed() const { return resumed_; }
+
+  void log_metrics(const nlohmann::json& line);
   void write_summary(const nlohmann::json& summary) const;
-  // checkpoints/step_00000800/model.safetensors; returns its path.
-  std::filesystem::path save_model(Device& device, const ParameterSet& parameters, std::int64_t step) const;
 
  private:
-  static std::filesystem::path prepare(const std::filesystem::path& path, bool overwrite);
-  static std::string to_line(const nlohmann::json& line);
-
   std::filesystem::path path_;
-  LineLog metrics_;
+  std::optional<FoundCheckpoint> resumed_;
+  std::optional<LineLog> metrics_;
 };
 
 }  // namespace goat

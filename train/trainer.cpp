@@ -8,39 +8,52 @@
 
 namespace goat {
 
-namespace {
-ParameterSet declared(const Config& config) {
-  ParameterSet parameters;
+bool can_train(const Config& config) { return config.model.block == "gpt"; }
+
+TrainingPlan::TrainingPlan(const Config& config) {
+  if (!can_train(config))
+    throw ConfigError("model.block = \"" + config.model.block + "\": this build trains gpt blocks only; --dry-run shows what the run would take");
   declare_parameters(config, parameters);
-  return parameters;
+  parameters.plan(memory, true);
+  model.emplace(config, BatchShape{config.micro_batch(), config.data.seq_len}, true, parameters, memory);
+  memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
 }
-}  // namespace
 
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation)
     : config_(config),
       device_(device),
       training_(training),
       validation_(validation),
-      parameters_(declared(config)),
-      model_(config, {config.micro_batch(), config.data.seq_len}, true, parameters_, memory_),
+      plan_(config),
+      model_(*plan_.model),
       inputs_(static_cast<std::size_t>(model_.shape().tokens())),
-      targets_(inputs_.size()) {
-  parameters_.plan(memory_, true);
-  memory_.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state_);
-  memory_.allocate(device);
-  parameters_.bind();
-  parameters_.initialize(device, static_cast<std::uint64_t>(config.train.seed));
-  model_.bind(device);
+      targets_(inputs_.size()) {}
+
+void Trainer::allocate() {
+  plan_.memory.allocate(device_);
+  plan_.parameters.bind();
+  model_.bind(device_);
+}
+
+void Trainer::initialize() { plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config_.train.seed)); }
+
+void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& state) {
+  load_model(checkpoint, device_, plan_.parameters);
+  load_optimizer(checkpoint, device_, plan_.parameters);
+  StepState scalars{};
+  scalars.updates = state.updates;
+  scalars.consecutive_skips = static_cast<std::int32_t>(state.consecutive_skips);
+  device_.upload(plan_.state.data, &scalars, sizeof scalars);
 }
 
 StepState Trainer::step(std::int64_t step) {
-  auto* state = static_cast<StepState*>(state_.data);
+  auto* state = static_cast<StepState*>(plan_.state.data);
   const auto rate = static_cast<float>(learning_rate(config_.train, step, config_.steps()));
   const float weight = 1.0f / static_cast<float>(config_.train.batch * config_.data.seq_len);
   device_.upload(&state->learning_rate, &rate, sizeof rate);
   device_.set_zero(&state->loss, sizeof state->loss);
 
-  parameters_.zero_gradients(device_);
+  plan_.parameters.zero_gradients(device_);
   for (std::int64_t done = 0; done < config_.train.batch; done += model_.shape().sequences) {
     load(training_, static_cast<std::uint64_t>(step * config_.train.batch + done));
     model_.forward_backward(device_, weight);
@@ -48,9 +61,9 @@ StepState Trainer::step(std::int64_t step) {
   }
 
   std::vector<Tensor> gradients;
-  for (const auto& group : parameters_.groups()) gradients.push_back(group.grad);
+  for (const auto& group : plan_.parameters.groups()) gradients.push_back(group.grad);
   device_.run(GradientNorm{.state = state, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
-  for (const auto& group : parameters_.groups()) {
+  for (const auto& group : plan_.parameters.groups()) {
     device_.run(AdamW{.state = state,
                       .param = group.value,
                       .master = {},

@@ -2,28 +2,48 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 
 #include "data/token_source.h"
+#include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/model.h"
 
 namespace goat {
 
+// Whether this build has the blocks of the config. Where not, a TrainingPlan throws ConfigError.
+bool can_train(const Config& config);
+
+// Everything a training run keeps in device memory, planned but not allocated. Immovable: the plan knows where its tensors are.
+struct TrainingPlan {
+  explicit TrainingPlan(const Config& config);
+  TrainingPlan(const TrainingPlan&) = delete;
+
+  ParameterSet parameters;
+  MemoryPlan memory;
+  std::optional<Model> model;
+  Tensor state;  // one StepState
+};
+
 class Trainer {
  public:
-  // Allocates everything and draws the initial weights. `validation` may be null.
+  // Plans the memory; nothing is allocated yet. `validation` may be null.
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation);
+
+  void allocate();                                                               // everything that was planned; then one of these:
+  void initialize();                                                             // draws the initial weights
+  void restore(const std::filesystem::path& checkpoint, const RunState& state);  // continues from a checkpoint folder; throws DataError
 
   // Runs step 0 <= step < steps: sequences step*batch .. step*batch + batch - 1 of the training source. Returns the step's scalars.
   StepState step(std::int64_t step);
 
-  // Mean loss, nats a token, over the first eval.batches micro-batches of the validation source (fewer if it holds fewer; the last one may be ragged).
-  // nullopt where there is none.
+  // Mean loss, nats a token, over the first eval.batches micro-batches of the validation source (fewer if it holds fewer; the last one may be
+  // ragged). nullopt where there is none.
   std::optional<double> validate();
 
-  ParameterSet& parameters() { return parameters_; }
-  const MemoryPlan& memory() const { return memory_; }
+  const ParameterSet& parameters() const { return plan_.parameters; }
+  const MemoryPlan& memory() const { return plan_.memory; }
 
  private:
   void load(TokenSource& source, std::uint64_t first);
@@ -32,10 +52,8 @@ class Trainer {
   Device& device_;
   TokenSource& training_;
   TokenSource* validation_;
-  ParameterSet parameters_;
-  MemoryPlan memory_;
-  Model model_;
-  Tensor state_;  // one StepState in device memory
+  TrainingPlan plan_;
+  Model& model_;
   std::vector<std::int32_t> inputs_, targets_;
 };
 

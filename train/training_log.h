@@ -19,10 +19,18 @@ class TrainingLog {
 
   // Before the first step; `why` is the reason for the device.
   void announce(const std::string& why, const TokenSource& data, std::size_t memory_bytes);
+  void saved(const std::filesystem::path& checkpoint);
+  void not_saved(const std::string& reason);  // loudly: training goes on without this checkpoint
   // After step `step` (1-based), which took `seconds` without validation.
   void step(std::int64_t step, const StepState& result, double seconds, std::optional<double> validation_loss);
-  // At the end: summary.json, and where everything is.
+  // At the end: summary.json, and where everything is. `checkpoint` is the last one.
   void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
+  // These say why the run ended early and return the program's exit code.
+  int stopped(int signal, bool saved);
+  int diverged() const;
+
+  // What a checkpoint must remember of the run so far.
+  const RunState& state() const { return state_; }
 
  private:
   void warn_of_skip(std::int64_t step, const StepState& result) const;
@@ -35,10 +43,7 @@ class TrainingLog {
   std::int64_t tokens_per_step_;
   Progress progress_;
   std::size_t memory_bytes_ = 0;
-  std::int64_t steps_done_ = 0, skipped_ = 0;
-  double seconds_ = 0;
-  double last_loss_ = 0;
-  std::optional<double> last_validation_loss_;
+  RunState state_;
 };
 
 }  // namespace goat

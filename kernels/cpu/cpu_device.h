@@ -5,7 +5,7 @@
 
 namespace goat {
 
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
  public:
   CpuDevice();
   const DeviceInfo& info() const override { return info_; }

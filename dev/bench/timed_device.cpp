@@ -1,0 +1,62 @@
+#include "dev/bench/timed_device.h"
+
+#include <chrono>
+#include <ctime>
+
+namespace goat::bench {
+
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+namespace {
+// "blocks.3.mlp.up.weight" -> "mlp.up"; the tied head multiplies by the embedding.
+std::string layer_of(const Tensor& weight) {
+  std::string name = weight.name;
+  if (name.starts_with("embedding")) return "head";
+  if (name.starts_with("blocks.")) name = name.substr(name.find('.', 7) + 1);
+  return name.substr(0, name.rfind('.'));
+}
+}  // namespace
+
+template <class Call>
+void TimedDevice::time(const std::string& kind, const Work& work, Call call) {
+  inner_.synchronize();
+  const double processor = processor_seconds();
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  inner_.synchronize();
+  Total& total = totals_[kind];
+  ++total.calls;
+  total.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  total.processor += processor_seconds() - processor;
+  total.work.flops += work.flops;
+  total.work.bytes += work.bytes;
+}
+
+template <class Operation>
+void TimedDevice::run_timed(const std::string& kind, const Operation& op) {
+  time(kind, work_of(op), [&] { inner_.run(op); });
+}
+
+void TimedDevice::set_zero(void* memory, std::size_t bytes) {
+  time("set_zero", {0, static_cast<double>(bytes)}, [&] { inner_.set_zero(memory, bytes); });
+}
+void TimedDevice::upload(void* device, const void* host, std::size_t bytes) {
+  time("upload", {0, 2.0 * static_cast<double>(bytes)}, [&] { inner_.upload(device, host, bytes); });
+}
+void TimedDevice::download(void* host, const void* device, std::size_t bytes) {
+  time("download", {0, 2.0 * static_cast<double>(bytes)}, [&] { inner_.download(host, device, bytes); });
+}
+void TimedDevice::copy(void* to, const void* from, std::size_t bytes) {
+  time("copy", {0, 2.0 * static_cast<double>(bytes)}, [&] { inner_.copy(to, from, bytes); });
+}
+
+// A weight gradient has the name of its weight.
+void TimedDevice::launch(const LinearForward& op) { run_timed("linear_forward " + layer_of(op.weight), op); }
+void TimedDevice::launch(const LinearBackwardInput& op) { run_timed("linear_backward_input " + layer_of(op.weight), op); }
+void TimedDevice::launch(const LinearBackwardWeight& op) { run_timed("linear_backward_weight " + layer_of(op.dweight), op); }
+
+}  // namespace goat::bench

@@ -1,0 +1,76 @@
+// TimedDevice: a Device that passes every call on to another one and adds up time, FLOPs and bytes by kind of operation.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "dev/bench/operation_work.h"
+#include "kernels/device.h"
+
+namespace goat::bench {
+
+double processor_seconds();  // CPU time of this process so far, all threads together
+
+class TimedDevice final : public Device {
+ public:
+  struct Total {
+    long calls = 0;
+    double seconds = 0;    // wall time
+    double processor = 0;  // seconds of all threads together
+    Work work;
+  };
+
+  // Keyed by operation; linear layers also by the layer's name without its block: "linear_forward mlp.up".
+  using Totals = std::map<std::string, Total>;
+
+  explicit TimedDevice(Device& inner) : inner_(inner) {}
+
+  // What was added up since the last call.
+  Totals take() { return std::exchange(totals_, {}); }
+
+  const DeviceInfo& info() const override { return inner_.info(); }
+  void* allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  void release(void* memory) noexcept override { inner_.release(memory); }
+  void set_zero(void* memory, std::size_t bytes) override;
+  void upload(void* device, const void* host, std::size_t bytes) override;
+  void download(void* host, const void* device, std::size_t bytes) override;
+  void copy(void* to, const void* from, std::size_t bytes) override;
+  void synchronize() override { inner_.synchronize(); }
+
+ protected:
+  void launch(const EmbeddingForward& op) override { run_timed("embedding_forward", op); }
+  void launch(const EmbeddingBackward& op) override { run_timed("embedding_backward", op); }
+  void launch(const LayerNormForward& op) override { run_timed("layernorm_forward", op); }
+  void launch(const LayerNormBackward& op) override { run_timed("layernorm_backward", op); }
+  void launch(const LinearForward& op) override;
+  void launch(const LinearBackwardInput& op) override;
+  void launch(const LinearBackwardWeight& op) override;
+  void launch(const GeluForward& op) override { run_timed("gelu_forward", op); }
+  void launch(const GeluBackward& op) override { run_timed("gelu_backward", op); }
+  void launch(const FourierTable& op) override { run_timed("fourier_table", op); }
+  void launch(const SinkFeatures& op) override { run_timed("sink_features", op); }
+  void launch(const SinkForward& op) override { run_timed("sink_forward", op); }
+  void launch(const SinkBackward& op) override { run_timed("sink_backward", op); }
+  void launch(const PriorLanesForward& op) override { run_timed("prior_lanes_forward", op); }
+  void launch(const PriorLanesBackward& op) override { run_timed("prior_lanes_backward", op); }
+  void launch(const SoftplusForward& op) override { run_timed("softplus_forward", op); }
+  void launch(const SoftplusBackward& op) override { run_timed("softplus_backward", op); }
+  void launch(const AttentionForward& op) override { run_timed("attention_forward", op); }
+  void launch(const AttentionBackward& op) override { run_timed("attention_backward", op); }
+  void launch(const CrossEntropy& op) override { run_timed("cross_entropy", op); }
+  void launch(const AddLoss& op) override { run_timed("add_loss", op); }
+  void launch(const GradientNorm& op) override { run_timed("gradient_norm", op); }
+  void launch(const AdamW& op) override { run_timed("adamw", op); }
+
+ private:
+  template <class Call>
+  void time(const std::string& kind, const Work& work, Call call);
+  template <class Operation>
+  void run_timed(const std::string& kind, const Operation& op);
+
+  Device& inner_;
+  Totals totals_;
+};
+
+}  // namespace goat::bench

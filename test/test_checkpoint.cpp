@@ -1,0 +1,228 @@
+// Checkpoint files: what is refused and what it says, which checkpoints are found and which are removed.
+
+#include "train/checkpoint.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/token_source.h"
+#include "test/catch.h"
+#include "test/operand.h"
+#include "train/files.h"
+#include "train/model_parameters.h"
+#include "train/safetensors.h"
+#include "train/trainer.h"
+
+using namespace goat;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A folder that is removed at the end of the test.
+struct TemporaryFolder {
+  fs::path path = fs::temp_directory_path() / ("goat_checkpoint_" + std::to_string(goat::test::fresh_seed()) + "_" + std::to_string(::getpid()));
+  TemporaryFolder() { fs::create_directories(path / "checkpoints"); }
+  ~TemporaryFolder() { fs::remove_all(path); }
+};
+
+Config tiny_config() {
+  return load_config("copy_mixture", {"model.width=16", "prior.pos_rank=1", "prior.abs_rank=2", "data.seq_len=8", "train.batch=2", "train.steps=8",
+                                      "train.warmup=1"});
+}
+
+// A model on the cpu whose checkpoints the tests write.
+struct Run {
+  Config config = tiny_config();
+  std::unique_ptr<Device> device = open_device("cpu");
+  TrainingPlan plan{config};
+  TemporaryFolder folder;
+  Run() {
+    plan.memory.allocate(*device);
+    plan.parameters.bind();
+    plan.parameters.initialize(*device, 1);
+  }
+  fs::path save(std::int64_t step) {
+    return save_checkpoint(folder.path, config, {.step = step, .updates = step, .loss = 1.5}, *device, plan.parameters);
+  }
+  std::vector<std::string> steps() const {
+    std::vector<std::string> names;
+    for (const fs::path& path : checkpoint_folders(folder.path)) names.push_back(path.filename().string());
+    return names;
+  }
+};
+
+template <class Call>
+std::string data_error(Call call) {
+  try {
+    call();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "no DataError";
+}
+
+void change_byte(const fs::path& path, std::uint64_t position) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(position));
+  const char byte = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(static_cast<std::streamoff>(position));
+  file.put(byte);
+}
+
+std::string header_error(const std::string& json, std::uint64_t bytes) {
+  return data_error([&] { parse_safetensors_header(json, bytes, "file"); });
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint: weights, optimizer state and scalars come back bit for bit") {
+  Run run;
+  goat::test::Rng rng(goat::test::fresh_seed());
+  std::normal_distribution<float> normal;
+  using Kind = ParameterSet::Kind;
+  std::vector<std::vector<float>> before;
+  for (const Kind kind : {Kind::value, Kind::m, Kind::v})
+    for (const StoredTensor& tensor : run.plan.parameters.stored()) {
+      std::vector<float> values = run.plan.parameters.read(*run.device, tensor, kind);
+      for (float& value : values) value = normal(rng);
+      run.plan.parameters.write(*run.device, tensor, values, kind);
+      before.push_back(values);
+    }
+  const fs::path folder = run.save(5);
+
+  Run other;
+  const Manifest manifest = verify_checkpoint(folder);
+  load_model(folder, *other.device, other.plan.parameters);
+  load_optimizer(folder, *other.device, other.plan.parameters);
+  std::size_t n = 0;
+  for (const Kind kind : {Kind::value, Kind::m, Kind::v})
+    for (const StoredTensor& tensor : other.plan.parameters.stored()) CHECK(other.plan.parameters.read(*other.device, tensor, kind) == before[n++]);
+  CHECK(manifest.state.step == 5);
+  CHECK(manifest.state.loss == 1.5);
+  CHECK(std::isnan(manifest.state.validation_loss));
+  CHECK(manifest.config == to_toml(run.config));
+}
+
+TEST_CASE("checkpoint: any flipped byte, cut or trailing byte in any of its files is refused, naming the file") {
+  Run run;
+  const fs::path folder = run.save(3);
+  goat::test::Rng rng(goat::test::fresh_seed());
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const fs::path path = folder / name;
+    const std::string original = read_small_file(path);
+    for (int trial = 0; trial < 20; ++trial) {
+      change_byte(path, rng() % original.size());
+      INFO(name);
+      CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+      write_file_atomically(path, original);
+    }
+    fs::resize_file(path, original.size() / 2);
+    CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+    write_file_atomically(path, original + "x");
+    CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+    fs::remove(path);
+    CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+    write_file_atomically(path, original);
+    verify_checkpoint(folder);
+  }
+}
+
+TEST_CASE("checkpoint: the newest complete one is found, damaged ones before it are reported") {
+  Run run;
+  run.save(1);
+  run.save(2);
+  run.save(3);
+  fs::remove(run.folder.path / "checkpoints/step_00000003/state.json");
+  change_byte(run.folder.path / "checkpoints/step_00000002/model.safetensors", 2000);
+  fs::create_directories(run.folder.path / "checkpoints/.step_00000009");
+  std::vector<std::string> warnings;
+  const auto found = newest_checkpoint(run.folder.path, [&](const std::string& text) { warnings.push_back(text); });
+  REQUIRE(found);
+  CHECK(found->folder.filename() == "step_00000001");
+  REQUIRE(warnings.size() == 2);
+  CHECK_THAT(warnings[0], ContainsSubstring("step_00000003"));
+  CHECK_THAT(warnings[1], ContainsSubstring("step_00000002") && ContainsSubstring("model.safetensors"));
+}
+
+TEST_CASE("checkpoint: cleaning up keeps the newest, milestones, and whatever is not its own") {
+  Run run;
+  for (const std::int64_t step : {2, 4, 5, 6, 8, 10}) run.save(step);
+  fs::create_directories(run.folder.path / "checkpoints/step_best");
+  fs::create_directories(run.folder.path / "checkpoints/.step_00000012");
+  const fs::path newest = run.folder.path / "checkpoints/step_00000010";
+  remove_old_checkpoints(run.folder.path, 2, 4, newest);
+  CHECK(run.steps() == std::vector<std::string>{"step_00000010", "step_00000008", "step_00000004"});
+  CHECK(fs::exists(run.folder.path / "checkpoints/step_best"));
+  CHECK_FALSE(fs::exists(run.folder.path / "checkpoints/.step_00000012"));
+  remove_old_checkpoints(run.folder.path, 0, 0, newest);
+  CHECK(run.steps().size() == 3);
+}
+
+TEST_CASE("checkpoint: saving the same step again replaces it; a failed save leaves nothing") {
+  Run run;
+  run.save(4);
+  run.save(4);
+  CHECK(run.steps() == std::vector<std::string>{"step_00000004"});
+  fs::remove_all(run.folder.path / "checkpoints");
+  std::ofstream(run.folder.path / "checkpoints") << "a file where the folder should be";
+  CHECK_THROWS_AS(run.save(5), std::runtime_error);
+  CHECK(run.steps().empty());
+}
+
+TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
+  Run run;
+  const fs::path folder = run.save(1);
+  const auto loads_into = [&](const std::vector<std::string>& settings) {
+    Config config = tiny_config();
+    for (const std::string& setting : settings) apply_setting(config, setting);
+    TrainingPlan plan(config);
+    plan.memory.allocate(*run.device);
+    plan.parameters.bind();
+    return data_error([&] { load_model(folder, *run.device, plan.parameters); });
+  };
+  CHECK_THAT(loads_into({"model.width=32"}), ContainsSubstring("embedding.weight") && ContainsSubstring("[64,16]") && ContainsSubstring("[64,32]"));
+  CHECK_THAT(loads_into({"model.layers=2"}), ContainsSubstring("tensors"));
+  CHECK_THAT(loads_into({"prior.learned_frequencies=true", "prior.recency=free"}), ContainsSubstring("tensors"));
+  CHECK(loads_into({}) == "no DataError");
+}
+
+TEST_CASE("safetensors: headers that do not add up are refused, naming the tensor") {
+  const std::string good = R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]}})";
+  CHECK(parse_safetensors_header(good, 28, "file").size() == 2);
+  CHECK(parse_safetensors_header("{}", 0, "file").empty());
+  CHECK_THAT(header_error(good, 27), ContainsSubstring("cut short"));
+  CHECK_THAT(header_error(good, 29), ContainsSubstring("trailing"));
+  CHECK_THAT(header_error("[1]", 0), ContainsSubstring("JSON object"));
+  CHECK_THAT(header_error(good.substr(0, 40), 28), ContainsSubstring("JSON object"));
+  const auto one = [](const std::string& fields) { return "{\"a\":{" + fields + "}}"; };
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6])"), 24), ContainsSubstring("'a'"));
+  CHECK_THAT(header_error(one(R"("dtype":"BF16","shape":[6],"data_offsets":[0,12])"), 12), ContainsSubstring("BF16"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[7],"data_offsets":[0,24])"), 24), ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[-6],"data_offsets":[0,24])"), 24), ContainsSubstring("shape"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), 0), ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[24,0])"), 24), ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[4,28])"), 28), ContainsSubstring("begins at byte 4"));
+  CHECK_THAT(header_error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
+             ContainsSubstring("begins at byte 0"));
+}
+
+TEST_CASE("manifest: text comes back as it was; anything else is refused") {
+  Manifest manifest;
+  manifest.state = {.step = 7, .updates = 6, .consecutive_skips = 1, .skipped_updates = 2, .seconds = 1.25, .loss = 3.5};
+  manifest.config = "[model]\n";
+  manifest.files = {{"model.safetensors", 100, "0123456789abcdef"}};
+  const std::string text = manifest_text(manifest);
+  const Manifest back = parse_manifest(text, "state.json");
+  CHECK(manifest_text(back) == text);
+  CHECK_THAT(data_error([] { parse_manifest("", "state.json"); }), ContainsSubstring("state.json"));
+  CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }), ContainsSubstring("format 2"));
+  std::string changed = text;
+  changed.replace(changed.find("\"step\": 7"), 9, "\"step\": 8");
+  CHECK_THAT(data_error([&] { parse_manifest(changed, "state.json"); }), ContainsSubstring("checksum"));
+  manifest.files[0].name = "../../etc/passwd";
+  CHECK_THAT(data_error([&] { parse_manifest(manifest_text(manifest), "state.json"); }), ContainsSubstring("plain file name"));
+}

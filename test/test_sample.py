@@ -1,0 +1,223 @@
+"""`sample` as a user meets it: the same text with and without the KV cache, streaming, tokenizers, closed pipes, bad options."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from test_train import flags, tiny_run
+
+TEXT = "Der Bär 熊 isst Käse; die Ziege 🐐 isst Gras.\n"
+GPT2_FILES = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "gpt2"
+
+SHARDS = {
+    "model.layers": 2,
+    "model.width": 32,
+    "data.seq_len": 32,
+    "train.batch": 8,
+    "train.steps": 150,
+    "train.warmup": 5,
+    "train.lr": 1e-2,
+    "train.min_lr": 1e-3,
+    "eval.batches": 0,
+    "log.interval": 1000,
+    "prior.pos_rank": 2,
+    "prior.abs_rank": 2,
+}
+
+
+def write_shard(path, tokens):
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + np.asarray(tokens, np.uint16).tobytes())
+
+
+def train_on(binary, folder, tokens, **settings):
+    """A small model of a token stream; returns its run folder."""
+    write_shard(folder / "train_000000.bin", tokens)
+    settings = SHARDS | {"data.train": folder / "train_*.bin", "data.val": ""} | {key.replace("__", "."): value for key, value in settings.items()}
+    run = folder / "run"
+    subprocess.run([binary, "--config", "shakespeare", "--out", run, *flags(settings)], check=True, capture_output=True, timeout=120)
+    return run
+
+
+@pytest.fixture(scope="module")
+def byte_run(binary, tmp_path_factory):
+    return train_on(binary, tmp_path_factory.mktemp("bytes"), list(TEXT.encode() * 100))
+
+
+@pytest.fixture
+def sample(binary):
+    """sample(run, *options, code=0) -> (stdout, stderr), stdout as bytes."""
+
+    def run_sample(run, *options, code=0):
+        words = [str(word) for word in (binary, "sample", "--checkpoint", run, *options)]
+        result = subprocess.run(words, capture_output=True, timeout=60)
+        assert result.returncode == code, result.stderr.decode()
+        return result.stdout, result.stderr.decode()
+
+    return run_sample
+
+
+HOT = ["--temperature", "4"]  # for a model that knows its text by heart
+
+
+@pytest.mark.parametrize("rule", [["--temperature", "0"], HOT, [*HOT, "--top-k", "5"], [*HOT, "--top-p", "0.9"]], ids=" ".join)
+def test_the_same_text_with_and_without_the_cache(sample, byte_run, rule):
+    texts = set()
+    for seed in (1, 2, 3):
+        options = ["--prompt", "Die Ziege", "--tokens", 100, "--seed", seed, *rule]  # the training length is 32
+        cached, _ = sample(byte_run, *options)
+        assert cached == sample(byte_run, *options, "--no-cache")[0]
+        assert cached == sample(byte_run, *options)[0]
+        texts.add(cached)
+    assert len(texts) == (1 if rule == ["--temperature", "0"] else 3)
+
+
+def test_stdout_is_the_prompt_and_as_many_bytes_as_asked_for(sample, byte_run):
+    out, err = sample(byte_run, "--prompt", "Die Ziege", "--tokens", 57, "--temperature", 1.5)
+    assert out.startswith(b"Die Ziege") and len(out) == len(b"Die Ziege") + 57
+    assert "made: 57 tokens" in err and "prompt: 9 tokens" in err
+
+
+def test_a_model_that_knows_its_text_by_heart_continues_it(sample, byte_run):
+    out, _ = sample(byte_run, "--prompt", TEXT, "--tokens", len(TEXT.encode()) + 12, "--temperature", 0)
+    assert out == (TEXT + TEXT).encode() + TEXT.encode()[:12]
+    out, _ = sample(byte_run, "--temperature", 0, "--tokens", 20)  # no prompt: after a newline, which is not shown
+    assert TEXT.encode().startswith(out)
+
+
+def test_output_comes_as_it_is_made_and_in_whole_characters(binary, byte_run):
+    process = subprocess.Popen(
+        [binary, "sample", "--checkpoint", byte_run, "--prompt", "🐐", "--temperature", "0", "--tokens", "1500", "--no-cache"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    chunks = [os.read(process.stdout.fileno(), 65536) for _ in range(40)]
+    assert process.poll() is None, "the first characters came only at the end"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert all(chunks)
+    for chunk in chunks:
+        chunk.decode()  # a write never ends inside a character
+    assert b"".join(chunks).startswith("🐐 isst".encode())
+
+
+def test_half_a_character_passes_at_the_end(sample, byte_run):
+    out, _ = sample(byte_run, "--prompt", b"\xf0\x9f".decode(errors="surrogateescape"), "--temperature", 0, "--tokens", 1)
+    assert out == b"\xf0\x9f\x90"
+
+
+def test_a_reader_that_leaves_stops_it_quietly(binary, byte_run):
+    process = subprocess.Popen(
+        [binary, "sample", "--checkpoint", byte_run, "--tokens", "20000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(timeout=30) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_full_disk_is_an_error(binary, byte_run):
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([binary, "sample", "--checkpoint", byte_run, "--tokens", "5"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert result.returncode == 1 and b"cannot write to stdout" in result.stderr
+
+
+def test_a_task_without_text_shows_token_ids(run_binary, sample, tmp_path):
+    run_binary(*tiny_run(tmp_path / "run"))
+    out, err = sample(tmp_path / "run", "--prompt", "5 9", "--tokens", 30)
+    ids = [int(word) for word in out.split()]
+    assert ids[:2] == [5, 9] and len(ids) == 32 and max(ids) < 16
+    assert "tokenizer ids" in err
+    assert sample(tmp_path / "run", "--tokens", 3)[0].startswith(b"0 ")
+    _, err = sample(tmp_path / "run", "--prompt", "5 16", code=2)
+    assert "--prompt" in err and '"16"' in err
+
+
+def spelled(byte):
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return chr(byte if byte in printable else 256 + sum(b not in printable for b in range(byte)))
+
+
+@pytest.fixture(scope="module")
+def bpe_run(binary, tmp_path_factory):
+    """(run, tokenizer folder): documents "ab, c" in a vocabulary of bytes, "ab" (256) and <|endoftext|> (257), padded to 300."""
+    folder = tmp_path_factory.mktemp("bpe")
+    ids = {spelled(byte): byte for byte in range(256)} | {"ab": 256, "<|endoftext|>": 257}
+    (folder / "encoder.json").write_text(json.dumps(ids))
+    (folder / "vocab.bpe").write_text("#version: 0.2\na b\n", encoding="utf-8")
+    return train_on(binary, folder, [257, 256, ord(","), ord(" "), ord("c")] * 200, model__vocab=300, data__block="bos", data__bos=257), folder
+
+
+def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe_run):
+    run, folder = bpe_run
+    options = ["--tokenizer", "gpt2", "--tokenizer-dir", folder, "--temperature", 0]
+    out, err = sample(run, *options, "--prompt", "ab")
+    assert out == b"ab, c<|endoftext|>"
+    assert "prompt: 2 tokens" in err and "made: 4 tokens" in err
+    assert out == sample(run, *options, "--prompt", "ab", "--no-cache")[0]
+    out, err = sample(run, *options)
+    assert out and b"ab, c<|endoftext|>".endswith(out)  # training blocks, and so what follows their BOS, begin anywhere in a document
+    assert "prompt: 1 tokens" in err
+
+
+def test_padding_of_the_vocabulary_is_never_drawn(sample, bpe_run):
+    run, folder = bpe_run
+    made = 0
+    for seed in range(20):  # 42 of 300 ids have no text; a hot draw would soon meet one
+        _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, "--temperature", 1e6, "--seed", seed)
+        made += int(err.split("made: ")[1].split()[0])
+    assert made > 300
+
+
+@pytest.mark.skipif(not GPT2_FILES.is_dir(), reason="GPT-2's tokenizer files are not at hand")
+def test_gpt2_run_with_the_published_tokenizer(binary, sample, tmp_path):
+    run = train_on(binary, tmp_path, [50256, 15496, 995] * 100, model__vocab=50257, train__steps=30, train__batch=2, data__block="bos", data__bos=50256)
+    out, err = sample(run, "--tokenizer-dir", GPT2_FILES, "--prompt", "Hello", "--temperature", 0)
+    assert out == b"Hello world<|endoftext|>"
+    assert "tokenizer gpt2" in err
+    _, err = sample(run, code=2)
+    assert "--tokenizer-dir" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("--temperature", "-0.5", 2),
+        ("--temperature", "inf", 2),
+        ("--temperature", "nan", 2),
+        ("--top-p", "0", 2),
+        ("--top-p", "1.5", 2),
+        ("--top-k", "-1", 2),
+        ("--tokens", "0", 2),
+        ("--tokens", "-3", 2),
+        ("--tokens", "99999999999", 2),
+        ("--tokenizer", "words", 2),
+        ("--tokens", "many", 2),
+        ("--checkpoint", "nowhere", 3),
+    ],
+)
+def test_a_bad_option_is_named(binary, byte_run, option, value, code):
+    checkpoint = [] if option == "--checkpoint" else ["--checkpoint", byte_run]
+    result = subprocess.run([binary, "sample", *checkpoint, f"{option}={value}"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == code and result.stdout == ""
+    assert option in result.stderr and value.lstrip("-")[:5] in result.stderr
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(sample, byte_run, bpe_run, tmp_path):
+    run, folder = bpe_run
+    _, err = sample(byte_run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, code=2)
+    assert "258" in err and "256" in err
+    _, err = sample(run, code=2)  # 300 tokens: neither bytes nor GPT-2
+    assert "300" in err and "--tokenizer" in err
+    _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", tmp_path, code=3)
+    assert "encoder.json" in err and "https://" in err
+    invalid = b"\xff".decode(errors="surrogateescape")
+    _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, "--prompt", invalid, code=2)
+    assert "--prompt" in err and "UTF-8" in err

@@ -1,0 +1,31 @@
+// A trained model opened from a run for use by eval, analyze and sample.
+#pragma once
+
+#include <filesystem>
+
+#include "train/config.h"
+#include "train/parameters.h"
+
+namespace goat {
+
+class TrainedModel {
+ public:
+  // `path`: a run folder (its newest complete checkpoint), a checkpoint folder, or a model.safetensors inside one. Loads the weights onto the device.
+  // Throws DataError that names the file, tensor and shape where something does not fit.
+  TrainedModel(const std::filesystem::path& path, Device& device);
+
+  const Config& config() const { return config_; }
+  const std::filesystem::path& run() const { return run_; }                // the run's folder
+  const std::filesystem::path& checkpoint() const { return checkpoint_; }  // .../checkpoints/step_00000800
+  std::int64_t step() const { return step_; }
+  const ParameterSet& parameters() const { return parameters_; }
+
+ private:
+  std::filesystem::path checkpoint_, run_;
+  Config config_;
+  std::int64_t step_ = 0;
+  ParameterSet parameters_;
+  MemoryPlan memory_;
+};
+
+}  // namespace goat
