@@ -128,7 +128,7 @@ TEST_CASE("config: to_toml loads as the same configuration") {
     INFO(preset.name);
     CHECK(!preset.description.empty());
     CHECK(preset.description.find('\n') == std::string::npos);
-    const Config config = load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9", "train.tokens=1_000_001",
+    const Config config = load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9", "train.tokens=1_000_001", "train.warmup=0",
                                                     "data.val=it's a \"glob\"\\*.bin", "train.seed=9223372036854775807"});
     const Config reread = load_config(folder.file("config.toml", to_toml(config)), {});
     CHECK(to_toml(reread) == to_toml(config));
@@ -160,7 +160,7 @@ TEST_CASE("config: unknown keys and sections are refused with the nearest known 
   check_mentions(refusal_of_toml("layers = 2\n"), {"run.toml:1", "unknown key layers", "did you mean model.layers?"});
   check_mentions(refusal_of_toml("\n[modle]\nheads = 4\n"), {"run.toml:2", "unknown section [modle]", "did you mean [model]?"});
   check_mentions(refusal_of_toml("[model]\nzzzzzzzz = 1\n"), {"model.zzzzzzzz", "the keys of section model are block, layers, heads"});
-  check_mentions(refusal_of_toml("[zzzzzzzzz]\n"), {"unknown section", "the sections are model, prior, data, data.copy_mixture, train, eval, log"});
+  check_mentions(refusal_of_toml("[zzzzzzzzz]\n"), {"unknown section", "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
   check_mentions(refusal_of_toml("model = 4\n"), {"model = 4", "is a section", "[model]"});
   check_mentions(refusal_of_toml("[[model]]\nheads = 4\n"), {"model", "is a section"});
   check_mentions(refusal_of_toml("\"model.heads\" = 4\n"), {"\"model.heads\"", "quotes"});
@@ -180,7 +180,7 @@ TEST_CASE("config: values of the wrong type are refused") {
   check_mentions(refusal_of_toml("[model]\nheads = [4]\n"), {"model.heads", "is an array"});
   check_mentions(refusal_of_toml("[model]\nheads = {}\n"), {"model.heads", "is a table"});
   check_mentions(refusal_of_toml("[model]\nheads = 1979-05-27\n"), {"model.heads = 1979-05-27 is a date"});
-  check_mentions(refusal_of_toml("[model]\nblock = 1\n"), {"model.block = 1 is an integer", "expected \"gpt\""});
+  check_mentions(refusal_of_toml("[model]\nblock = 1\n"), {"model.block = 1 is an integer", "expected one of \"gpt\", \"llama\""});
   check_mentions(refusal_of_toml("[train]\nlr = \"fast\"\n"), {"train.lr = \"fast\"", "a number greater than 0 and at most 10"});
   check_mentions(refusal_of_toml("[train]\ndeterministic = 1\n"), {"train.deterministic = 1", "true or false"});
   check_mentions(refusal_of_setting("train.deterministic=yes"), {"train.deterministic = yes", "true or false"});

@@ -3,7 +3,6 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -14,21 +13,21 @@ namespace goat::bench {
 
 namespace {
 template <class Call>
-double best_seconds(int repeats, Call call) {
+double best_seconds(Clock clock, int repeats, Call call) {
   double best = std::numeric_limits<double>::infinity();
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = clock();
     call();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best = std::min(best, clock() - start);
   }
   return best;
 }
 
-double measure_sgemm() {
+double measure_sgemm(Clock clock) {
   constexpr std::int64_t n = 2048;
   const std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f);
   std::vector<float> c(n * n);
-  const double seconds = best_seconds(12, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
+  const double seconds = best_seconds(clock, 12, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
   return 2.0 * n * n * n / seconds;
 }
 
@@ -38,10 +37,10 @@ SIMD_CLONES void add_scaled(float* a, const float* b, std::int64_t count) {
 }
 
 // In place, so that no cache line is fetched only to be overwritten.
-double measure_bandwidth() {
+double measure_bandwidth(Clock clock) {
   constexpr std::int64_t count = 32 << 20, block = 1 << 16;  // 128 MiB an array
   std::vector<float> a(count, 1.0f), b(count, 2.0f);
-  const double seconds = best_seconds(6, [&] {
+  const double seconds = best_seconds(clock, 6, [&] {
 #pragma omp parallel for schedule(static)
     for (std::int64_t first = 0; first < count; first += block) add_scaled(a.data() + first, b.data() + first, block);
   });
@@ -51,7 +50,7 @@ double measure_bandwidth() {
 
 double MachineLimits::seconds(double flops, double bytes) const { return std::max(flops / flops_per_second, bytes / bytes_per_second); }
 
-MachineLimits measure_machine() { return {measure_sgemm(), measure_bandwidth()}; }
+MachineLimits measure_machine(Clock clock) { return {measure_sgemm(clock), measure_bandwidth(clock)}; }
 
 MachineLimits best_of(const MachineLimits& a, const MachineLimits& b) {
   return {std::max(a.flops_per_second, b.flops_per_second), std::max(a.bytes_per_second, b.bytes_per_second)};

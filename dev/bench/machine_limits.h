@@ -1,6 +1,8 @@
 // What the machine can do at most, measured: the two lines of the roofline.
 #pragma once
 
+#include "dev/bench/clock.h"
+
 namespace goat::bench {
 
 struct MachineLimits {
@@ -12,7 +14,7 @@ struct MachineLimits {
 };
 
 // Uses OpenMP's threads; takes about a second.
-MachineLimits measure_machine();
+MachineLimits measure_machine(Clock clock);
 MachineLimits best_of(const MachineLimits& a, const MachineLimits& b);
 
 }  // namespace goat::bench

@@ -1,15 +1,6 @@
 #include "dev/bench/timed_device.h"
 
-#include <chrono>
-#include <ctime>
-
 namespace goat::bench {
-
-double processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 namespace {
 // "blocks.3.mlp.up.weight" -> "mlp.up"; the tied head multiplies by the embedding.
@@ -24,14 +15,12 @@ std::string layer_of(const Tensor& weight) {
 template <class Call>
 void TimedDevice::time(const std::string& kind, const Work& work, Call call) {
   inner_.synchronize();
-  const double processor = processor_seconds();
-  const auto start = std::chrono::steady_clock::now();
+  const double start = clock_();
   call();
   inner_.synchronize();
   Total& total = totals_[kind];
   ++total.calls;
-  total.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  total.processor += processor_seconds() - processor;
+  total.seconds += clock_() - start;
   total.work.flops += work.flops;
   total.work.bytes += work.bytes;
 }

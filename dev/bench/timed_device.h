@@ -5,26 +5,24 @@
 #include <string>
 #include <utility>
 
+#include "dev/bench/clock.h"
 #include "dev/bench/operation_work.h"
 #include "kernels/device.h"
 
 namespace goat::bench {
 
-double processor_seconds();  // CPU time of this process so far, all threads together
-
 class TimedDevice final : public Device {
  public:
   struct Total {
     long calls = 0;
-    double seconds = 0;    // wall time
-    double processor = 0;  // seconds of all threads together
+    double seconds = 0;
     Work work;
   };
 
   // Keyed by operation; linear layers also by the layer's name without its block: "linear_forward mlp.up".
   using Totals = std::map<std::string, Total>;
 
-  explicit TimedDevice(Device& inner) : inner_(inner) {}
+  TimedDevice(Device& inner, Clock clock) : inner_(inner), clock_(clock) {}
 
   // What was added up since the last call.
   Totals take() { return std::exchange(totals_, {}); }
@@ -70,6 +68,7 @@ class TimedDevice final : public Device {
   void run_timed(const std::string& kind, const Operation& op);
 
   Device& inner_;
+  Clock clock_;
   Totals totals_;
 };
 
