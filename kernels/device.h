@@ -22,6 +22,7 @@ class Device {
   virtual const DeviceInfo& info() const = 0;
 
   // Memory: 256-byte aligned, contents undefined. release accepts what allocate returned, or nullptr.
+  virtual std::size_t available_memory() const = 0;  // bytes that can still be allocated, as far as the system tells
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
   virtual void set_zero(void* memory, std::size_t bytes) = 0;

@@ -263,6 +263,24 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   CHECK(recovered.updates == 2);
 }
 
+TEST_CASE("spike filter: limits are mean + z deviations of a full window; what is not finite never enters") {
+  SpikeFilter filter(3, 4);
+  for (const double value : {1.0, 3.0, 1.0}) filter.add(value, 10 * value);
+  CHECK(filter.loss_limit() == 0);
+  filter.add(std::numeric_limits<double>::quiet_NaN(), 1);
+  filter.add(1, std::numeric_limits<double>::infinity());
+  CHECK(filter.loss_limit() == 0);
+  filter.add(3, 30);
+  CHECK(filter.loss_limit() == 5);        // 2 + 3 * 1
+  CHECK(filter.grad_norm_limit() == 50);  // 20 + 3 * 10
+  filter.add(3, 30);                      // window 3 1 3 3
+  CHECK(filter.loss_limit() == Approx(2.5 + 3 * std::sqrt(0.75)));
+  CHECK(SpikeFilter(3, 4, filter.values()).loss_limit() == filter.loss_limit());
+  SpikeFilter off(0, 2);
+  for (int i = 0; i < 5; ++i) off.add(1, 1);
+  CHECK(off.loss_limit() == 0);
+}
+
 TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay exactly zero") {
   const auto device = open_device("cpu");
   const Config config = tiny_config();

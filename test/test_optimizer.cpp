@@ -40,7 +40,7 @@ class State {
 };
 
 StepState fresh_state() {
-  return {.learning_rate = 1e-2f, .loss = 1, .grad_norm = 0, .clip_scale = 1, .skip_update = 0, .consecutive_skips = 0, .updates = 0};
+  return {.learning_rate = 1e-2f, .loss_limit = 0, .grad_norm_limit = 0, .loss = 1, .grad_norm = 0, .clip_scale = 1, .skip_update = 0, .consecutive_skips = 0, .updates = 0};
 }
 
 // The state after GradientNorm over one gradient.
@@ -258,6 +258,28 @@ TEST_CASE("adamw: bias correction stays exact after a million updates, and a fir
       CHECK_FP32(param.values(), want.weights);
       if (updates == 1) CHECK(param.values()[0] == Approx(-1e-2));
     }
+  }
+}
+
+TEST_CASE("gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
+  for (const std::string& name : goat::test::device_names()) {
+    const auto device = goat::open_device(name);
+    const auto reason = [&](float loss, float loss_limit, float norm_limit, double grad) {
+      StepState state = fresh_state();
+      state.loss = loss;
+      state.loss_limit = loss_limit;
+      state.grad_norm_limit = norm_limit;
+      const StepState after = after_norm(*device, state, {grad}, 0);
+      CHECK(after.consecutive_skips == (after.skip_update ? 1 : 0));
+      CHECK(after.updates == (after.skip_update ? 0 : 1));
+      return after.skip_update;
+    };
+    CHECK(reason(2, 0, 0, 1) == 0);
+    CHECK(reason(2, 2, 1, 1) == 0);
+    CHECK(reason(2.1f, 2, 0, 1) == StepState::spike);
+    CHECK(reason(2, 0, 1, 1.1) == StepState::spike);
+    CHECK(reason(std::numeric_limits<float>::quiet_NaN(), 2, 1, 5) == StepState::not_finite);
+    CHECK(reason(2, 1, 1, std::numeric_limits<double>::infinity()) == StepState::not_finite);
   }
 }
 

@@ -237,3 +237,34 @@ def test_a_terminal_shows_a_bar_and_closing_it_saves_the_run(binary, tmp_path):
 
 def controlling_terminal(file):
     fcntl.ioctl(file, termios.TIOCSCTTY, 0)
+
+
+def test_a_spike_is_skipped_and_does_not_move_the_limits(run_binary, tmp_path):
+    """One and a half deviations above the mean of eight steps are common: some updates are skipped, the rest of the run goes on."""
+    run = tmp_path / "run"
+    result = run_binary(*tiny_run(run, train__steps=60, train__spike_z=1.5, train__spike_window=8, train__max_skips=30))
+    lines = metrics_of(run)
+    skipped = [line for line in lines if "skipped" in line]
+    assert 0 < len(skipped) < 60 and all(line["skipped"] == "spike" for line in skipped) and not any("skipped" in line for line in lines[:8])
+    assert json.loads((run / "summary.json").read_text())["skipped_updates"] == len(skipped)
+    assert result.stderr.count("spike, update skipped") == len(skipped)
+
+    window = []
+    for line in lines:
+        recent = np.array(window[-8:])
+        if len(recent) == 8:
+            limits = recent.mean(axis=0) + 1.5 * recent.std(axis=0)
+            above = (np.array([line["loss"], line["grad_norm"]]) > limits * (1 + 1e-6)).any()
+            below = (np.array([line["loss"], line["grad_norm"]]) < limits * (1 - 1e-6)).all()
+            assert not (above and "skipped" not in line) and not (below and "skipped" in line)
+        if "skipped" not in line:
+            window.append((line["loss"], line["grad_norm"]))
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_largest_micro_batch_that_does(run_binary, tmp_path):
+    """Asks for more memory than any test machine has; one sequence at a time would fit."""
+    huge = {"data.seq_len": 4096, "train.batch": 65536, "model.width": 64, "model.recompute": "block"}
+    result = run_binary(*tiny_run(tmp_path / "run"), *flags(huge), code=1)
+    assert "out of memory" in result.stderr and "needed" in result.stderr and "--set train.micro_batch=" in result.stderr
+    hopeless = {"model.width": 65536, "model.layers": 100, "model.heads": 64}
+    assert "No micro-batch fits" in run_binary(*tiny_run(tmp_path / "hopeless"), *flags(hopeless), code=1).stderr

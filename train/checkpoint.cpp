@@ -94,6 +94,7 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"consecutive_skips", manifest.state.consecutive_skips},
           {"skipped_updates", manifest.state.skipped_updates},
           {"seconds", manifest.state.seconds},
+          {"spike_window", manifest.state.spike_window},
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
           {"config", manifest.config},
@@ -123,6 +124,10 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   manifest.state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
   manifest.state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
   manifest.state.seconds = member<double>(json, "seconds", origin);
+  const auto window = json.find("spike_window");
+  if (window == json.end() || !window->is_array() || !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
+    throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
+  manifest.state.spike_window = window->get<std::vector<double>>();
   manifest.state.loss = member<double>(json, "loss", origin);
   manifest.state.validation_loss = member<double>(json, "val_loss", origin);
   manifest.config = member<std::string>(json, "config", origin);

@@ -70,7 +70,9 @@ struct Config {
     double clip = 1.0;  // 0: off
     std::int64_t seed = 1;
     bool deterministic = true;
-    std::int64_t max_skips = 10;  // stop after so many non-finite updates in a row
+    double spike_z = 0;               // skip updates whose loss or gradient norm is so many standard deviations above the window's mean; 0: off
+    std::int64_t spike_window = 128;  // updates in that window
+    std::int64_t max_skips = 10;      // stop after so many skipped updates in a row
   } train;
 
   struct Eval {

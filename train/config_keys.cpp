@@ -58,7 +58,9 @@ std::vector<Key> config_keys(Config& c) {
       {"train.clip", NumberKey{&c.train.clip, 0, 1e6}, "largest global gradient norm; 0: no clipping"},
       {"train.seed", IntegerKey{&c.train.seed, 0, unbounded}, "initialisation and data order"},
       {"train.deterministic", FlagKey{&c.train.deterministic}, "bitwise the same losses on every run"},
-      {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000}, "stop after so many non-finite updates in a row"},
+      {"train.spike_z", NumberKey{&c.train.spike_z, 0, 1000}, "skip updates with loss or gradient norm so many deviations above the mean; 0: off"},
+      {"train.spike_window", IntegerKey{&c.train.spike_window, 2, 1'000'000}, "updates that mean and deviation are taken over"},
+      {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000}, "stop after so many skipped updates in a row"},
 
       {"eval.interval", IntegerKey{&c.eval.interval, 0, 1'000'000'000}, "steps between validations; 0: only at the end"},
       {"eval.batches", IntegerKey{&c.eval.batches, 0, 1'000'000'000}, "micro-batches of a validation; 0: no validation"},

@@ -36,6 +36,10 @@ std::size_t MemoryPlan::bytes(MemoryCategory category) const { return bytes_[ind
 std::size_t MemoryPlan::total_bytes() const { return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0}); }
 
 void MemoryPlan::allocate(Device& device, const std::string& advice) {
+  // Asking first is kinder than being killed: Linux hands out more memory than there is and ends a program that uses it.
+  if (const std::size_t available = device.available_memory(); total_bytes() > available)
+    throw std::runtime_error("out of memory on device " + device.info().name + ": " + bytes_text(total_bytes()) + " are needed, " +
+                             bytes_text(available) + " available. Largest tensors: " + largest_tensors(largest_category()) + ". " + advice + ".");
   for (MemoryCategory category : memory_categories) {
     const std::size_t size = bytes(category);
     try {
@@ -47,6 +51,10 @@ void MemoryPlan::allocate(Device& device, const std::string& advice) {
     device.set_zero(blocks_[index_of(category)].data(), size);
   }
   for (Entry& entry : entries_) entry.view->data = static_cast<char*>(blocks_[index_of(entry.category)].data()) + entry.offset;
+}
+
+MemoryCategory MemoryPlan::largest_category() const {
+  return *std::ranges::max_element(memory_categories, {}, [this](MemoryCategory category) { return bytes(category); });
 }
 
 std::string MemoryPlan::largest_tensors(MemoryCategory category) const {

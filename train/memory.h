@@ -34,6 +34,7 @@ class MemoryPlan {
     std::size_t offset;
     Tensor* view;
   };
+  MemoryCategory largest_category() const;
   std::string largest_tensors(MemoryCategory category) const;
 
   std::deque<Entry> entries_;  // a deque: views keep pointers to the names

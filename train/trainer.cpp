@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "train/model_parameters.h"
 #include "train/schedule.h"
@@ -26,11 +27,26 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       validation_(validation),
       plan_(config),
       model_(*plan_.model),
+      spikes_(config.train.spike_z, config.train.spike_window),
       inputs_(static_cast<std::size_t>(model_.shape().tokens())),
       targets_(inputs_.size()) {}
 
+namespace {
+// The largest divisor of the batch below the present micro-batch whose plan fits.
+std::string smaller_micro_batch(Config config, std::size_t available) {
+  for (std::int64_t size = config.micro_batch() - 1; size >= 1; --size) {
+    if (config.train.batch % size != 0) continue;
+    config.train.micro_batch = size;
+    if (TrainingPlan(config).memory.total_bytes() <= available)
+      return "The largest micro-batch that fits is " + std::to_string(size) + ": --set train.micro_batch=" + std::to_string(size);
+  }
+  return "No micro-batch fits; set model.recompute = \"block\", or make the model or data.seq_len smaller";
+}
+}  // namespace
+
 void Trainer::allocate() {
-  plan_.memory.allocate(device_);
+  const std::size_t available = device_.available_memory();
+  plan_.memory.allocate(device_, plan_.memory.total_bytes() <= available ? "" : smaller_micro_batch(config_, available));
   plan_.parameters.bind();
   model_.bind(device_);
 }
@@ -40,6 +56,7 @@ void Trainer::initialize() { plan_.parameters.initialize(device_, static_cast<st
 void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& state) {
   load_model(checkpoint, device_, plan_.parameters);
   load_optimizer(checkpoint, device_, plan_.parameters);
+  spikes_ = SpikeFilter(config_.train.spike_z, config_.train.spike_window, state.spike_window);
   StepState scalars{};
   scalars.updates = state.updates;
   scalars.consecutive_skips = static_cast<std::int32_t>(state.consecutive_skips);
@@ -48,9 +65,10 @@ void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& s
 
 StepState Trainer::step(std::int64_t step) {
   auto* state = static_cast<StepState*>(plan_.state.data);
-  const auto rate = static_cast<float>(learning_rate(config_.train, step, config_.steps()));
+  const float controls[] = {static_cast<float>(learning_rate(config_.train, step, config_.steps())), spikes_.loss_limit(), spikes_.grad_norm_limit()};
+  static_assert(offsetof(StepState, loss_limit) == sizeof(float) && offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
   const float weight = 1.0f / static_cast<float>(config_.train.batch * config_.data.seq_len);
-  device_.upload(&state->learning_rate, &rate, sizeof rate);
+  device_.upload(&state->learning_rate, controls, sizeof controls);
   device_.set_zero(&state->loss, sizeof state->loss);
 
   plan_.parameters.zero_gradients(device_);
@@ -77,6 +95,7 @@ StepState Trainer::step(std::int64_t step) {
   }
   StepState result;
   device_.download(&result, state, sizeof result);
+  if (!result.skip_update) spikes_.add(result.loss, result.grad_norm);
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/model.h"
+#include "train/spike_filter.h"
 
 namespace goat {
 
@@ -43,6 +44,7 @@ class Trainer {
   std::optional<double> validate();
 
   const ParameterSet& parameters() const { return plan_.parameters; }
+  const SpikeFilter& spikes() const { return spikes_; }
   const MemoryPlan& memory() const { return plan_.memory; }
 
  private:
@@ -54,6 +56,7 @@ class Trainer {
   TokenSource* validation_;
   TrainingPlan plan_;
   Model& model_;
+  SpikeFilter spikes_;
   std::vector<std::int32_t> inputs_, targets_;
 };
 

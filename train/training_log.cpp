@@ -10,6 +10,10 @@
 
 namespace goat {
 
+namespace {
+const char* reason_of(const StepState& result) { return result.skip_update == StepState::spike ? "spike" : "not finite"; }
+}  // namespace
+
 TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run)
     : config_(config),
       device_(device),
@@ -55,7 +59,7 @@ void TrainingLog::step(std::int64_t step, const StepState& result, double second
   state_.seconds += seconds;
   state_.updates = result.updates;
   state_.consecutive_skips = result.consecutive_skips;
-  state_.skipped_updates += result.skip_update;
+  state_.skipped_updates += result.skip_update != 0;
   state_.loss = result.loss;
   if (validation_loss) state_.validation_loss = *validation_loss;
   if (result.skip_update) {
@@ -71,7 +75,7 @@ void TrainingLog::step(std::int64_t step, const StepState& result, double second
                          {"grad_norm", result.grad_norm},
                          {"tokens_per_second", static_cast<double>(tokens_per_step_) / seconds},
                          {"seconds", state_.seconds}};
-  if (result.skip_update) line["skipped"] = true;
+  if (result.skip_update) line["skipped"] = reason_of(result);
   if (validation_loss) {
     line["val_loss"] = *validation_loss;
     progress_.clear();
@@ -114,14 +118,15 @@ int TrainingLog::stopped(int signal, bool saved) {
 
 int TrainingLog::diverged() const {
   std::fprintf(stderr,
-               "error: the last %lld updates were not finite; stopped. The model saved is the one before them. Lower train.lr or look at the data.\n",
+               "error: the last %lld updates were skipped (not finite, or spikes); stopped. The model saved is the one before them. "
+               "Lower train.lr, raise train.spike_z, or look at the data.\n",
                static_cast<long long>(state_.consecutive_skips));
   return 1;
 }
 
 void TrainingLog::warn_of_skip(std::int64_t step, const StepState& result) const {
-  std::fprintf(stderr, "warning: step %lld: loss %g, grad norm %g: not finite, update skipped (training sequences %lld to %lld)\n",
-               static_cast<long long>(step), static_cast<double>(result.loss), static_cast<double>(result.grad_norm),
+  std::fprintf(stderr, "warning: step %lld: loss %g, grad norm %g: %s, update skipped (training sequences %lld to %lld)\n",
+               static_cast<long long>(step), static_cast<double>(result.loss), static_cast<double>(result.grad_norm), reason_of(result),
                static_cast<long long>((step - 1) * config_.train.batch), static_cast<long long>(step * config_.train.batch - 1));
 }
 

@@ -10,6 +10,7 @@
 #include "train/model_parameters.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/spike_filter.h"
 
 namespace goat {
 
@@ -31,6 +32,11 @@ class TrainingLog {
 
   // What a checkpoint must remember of the run so far.
   const RunState& state() const { return state_; }
+  RunState state(const SpikeFilter& spikes) const {
+    RunState state = state_;
+    state.spike_window = spikes.values();
+    return state;
+  }
 
  private:
   void warn_of_skip(std::int64_t step, const StepState& result) const;

@@ -25,7 +25,7 @@ struct Options {
   std::string attention = "goat";
   std::int64_t length = 256;
   std::int64_t batch = 4;
-  int steps = 10;
+  int steps = 10, warm_up = 2;
   bool brief = false;
   std::string clock = "wall";
   std::vector<std::string> settings;
@@ -146,9 +146,8 @@ int main_of(const Options& options) {
       runs.push_back(std::make_unique<Run>(config_of(options, attention), *device, clock));
 
   MachineLimits limits = measure_machine(clock);
-  constexpr int warm_up = 2;
-  for (int step = 0; step < warm_up + options.steps; ++step)
-    for (const auto& run : runs) run->step(step >= warm_up);
+  for (int step = 0; step < options.warm_up + options.steps; ++step)
+    for (const auto& run : runs) run->step(step >= options.warm_up);
   limits = best_of(limits, measure_machine(clock));
 
   std::printf("%s; sgemm %.0f GFLOP/s, memory %.1f GB/s; medians of %d steps, %s time\n", device->info().description.c_str(),
@@ -174,6 +173,7 @@ int main(int argc, char** argv) {
   app.add_option("--length", options.length, "T")->check(CLI::PositiveNumber);
   app.add_option("--batch", options.batch, "B")->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "timed steps")->check(CLI::PositiveNumber);
+  app.add_option("--warm-up", options.warm_up, "steps before them")->check(CLI::NonNegativeNumber);
   app.add_option("--set", options.settings, "a config setting, section.key=value");
   app.add_option("--clock", options.clock, "wall, or cpu: CPU time divided by the threads, for a busy machine")
       ->check(CLI::IsMember({"wall", "cpu"}));

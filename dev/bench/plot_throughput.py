@@ -26,7 +26,8 @@ COLUMNS = ["attention", "length", "batch", "ms", "tokens_per_second", "gflops", 
 def measure(program, tokens, steps, clock):
     points, machine = [], ""
     for length in LENGTHS:
-        command = [program, "--brief", "--attention", "both", "--clock", clock, "--steps", str(steps), "--length", str(length), "--batch", str(tokens // length)]
+        command = [program, "--brief", "--attention", "both", "--clock", clock, "--warm-up", "1", "--steps", str(steps)]
+        command += ["--length", str(length), "--batch", str(tokens // length)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         print(output, end="", flush=True)
         machine = output.splitlines()[0].split(";")[0]

@@ -28,6 +28,7 @@ class TimedDevice final : public Device {
   Totals take() { return std::exchange(totals_, {}); }
 
   const DeviceInfo& info() const override { return inner_.info(); }
+  std::size_t available_memory() const override { return inner_.available_memory(); }
   void* allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
   void release(void* memory) noexcept override { inner_.release(memory); }
   void set_zero(void* memory, std::size_t bytes) override;

@@ -9,6 +9,7 @@ class CpuDevice : public Device {
  public:
   CpuDevice();
   const DeviceInfo& info() const override { return info_; }
+  std::size_t available_memory() const override;
   void* allocate(std::size_t bytes) override;
   void release(void* memory) noexcept override;
   void set_zero(void* memory, std::size_t bytes) override;

@@ -1,10 +1,13 @@
 #include <dnnl_version.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <new>
+#include <optional>
 
 #include "kernels/cpu/cpu_device.h"
 
@@ -27,6 +30,14 @@ const char* vector_unit() {
 #endif
   return "baseline SIMD";
 }
+
+// The number in a one-number file; nothing if there is no such file or it says "max".
+std::optional<std::size_t> number_in(const char* path) {
+  std::ifstream file(path);
+  std::size_t value;
+  if (file >> value) return value;
+  return std::nullopt;
+}
 }  // namespace
 
 CpuDevice::CpuDevice() {
@@ -34,6 +45,17 @@ CpuDevice::CpuDevice() {
   info_.name = "cpu";
   info_.description = processor_name() + ", " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
                       std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." + std::to_string(DNNL_VERSION_PATCH);
+}
+
+// What the kernel could hand out without swapping, or what the control group (a container's limit) leaves, if that is less.
+std::size_t CpuDevice::available_memory() const {
+  std::size_t available = std::numeric_limits<std::size_t>::max();
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);)
+    if (line.starts_with("MemAvailable:")) available = std::stoull(line.substr(13)) * 1024;
+  const auto limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+  if (limit && used) available = std::min(available, *limit - std::min(*limit, *used));
+  return available;
 }
 
 void* CpuDevice::allocate(std::size_t bytes) {

@@ -79,10 +79,12 @@ void CpuDevice::launch(const GradientNorm& op) {
   StepState& state = *op.state;
   state.grad_norm = static_cast<float>(std::sqrt(squares));
   state.clip_scale = op.clip > 0 && state.grad_norm > op.clip ? op.clip / state.grad_norm : 1.0f;
-  const bool skip = !std::isfinite(state.loss) || !std::isfinite(state.grad_norm);
-  state.skip_update = skip ? 1 : 0;
-  state.consecutive_skips = skip ? state.consecutive_skips + 1 : 0;
-  state.updates += skip ? 0 : 1;
+  const bool finite = std::isfinite(state.loss) && std::isfinite(state.grad_norm);
+  const auto above = [](float value, float limit) { return limit > 0 && value > limit; };
+  const bool spike = above(state.loss, state.loss_limit) || above(state.grad_norm, state.grad_norm_limit);
+  state.skip_update = !finite ? StepState::not_finite : spike ? StepState::spike : 0;
+  state.consecutive_skips = state.skip_update ? state.consecutive_skips + 1 : 0;
+  state.updates += state.skip_update ? 0 : 1;
 }
 
 // A thread owns blocks of the parameter. Moves 28 bytes a parameter, 36 with a separate master copy.
