@@ -240,15 +240,15 @@ struct CrossEntropy {
 // --------------------------------------------------------------------------------------------------------------- optimizer
 // Scalars of a training step; lives in device memory so that a step needs no answer from the host.
 struct StepState {
-  float learning_rate;             // set by the host before the step, like the two limits
-  float loss_limit;                // a larger loss or gradient norm is a spike, whose update is skipped; 0: no limit
-  float grad_norm_limit;           //
-  float loss;                      // sum of weight_n losses[n] over the step's micro-batches
-  float grad_norm;                 // global 2-norm before clipping
-  float clip_scale;                // min(1, clip / grad_norm)
-  std::int32_t skip_update;        // not 0: AdamW leaves everything as it was; see below
-  std::int32_t consecutive_skips;  // skipped updates since the last applied one
-  std::int64_t updates;            // updates applied so far (Adam's t)
+  float learning_rate;                                      // set by the host before the step, like the two limits
+  float loss_limit;                                         // a larger loss or gradient norm is a spike, whose update is skipped; 0: no limit
+  float grad_norm_limit;                                    //
+  float loss;                                               // sum of weight_n losses[n] over the step's micro-batches
+  float grad_norm;                                          // global 2-norm before clipping
+  float clip_scale;                                         // min(1, clip / grad_norm)
+  std::int32_t skip_update;                                 // not 0: AdamW leaves everything as it was; see below
+  std::int32_t consecutive_skips;                           // skipped updates since the last applied one
+  std::int64_t updates;                                     // updates applied so far (Adam's t)
   static constexpr std::int32_t not_finite = 1, spike = 2;  // reasons to skip
 };
 

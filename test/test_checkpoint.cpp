@@ -122,8 +122,10 @@ TEST_CASE("checkpoint: any flipped byte, cut or trailing byte in any of its file
     }
     fs::resize_file(path, original.size() / 2);
     CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
-    write_file_atomically(path, original + "x");
-    CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+    for (const std::string& trailing : {std::string("x"), std::string(1, '\0')}) {
+      write_file_atomically(path, original + trailing);
+      CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
+    }
     fs::remove(path);
     CHECK_THAT(data_error([&] { verify_checkpoint(folder); }), ContainsSubstring(name));
     write_file_atomically(path, original);

@@ -128,8 +128,8 @@ TEST_CASE("config: to_toml loads as the same configuration") {
     INFO(preset.name);
     CHECK(!preset.description.empty());
     CHECK(preset.description.find('\n') == std::string::npos);
-    const Config config = load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9", "train.tokens=1_000_001", "train.warmup=0",
-                                                    "data.val=it's a \"glob\"\\*.bin", "train.seed=9223372036854775807"});
+    const Config config = load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9", "train.tokens=1_000_001",
+                                                    "train.warmup=0", "data.val=it's a \"glob\"\\*.bin", "train.seed=9223372036854775807"});
     const Config reread = load_config(folder.file("config.toml", to_toml(config)), {});
     CHECK(to_toml(reread) == to_toml(config));
     CHECK(reread.train.eps == 3.0000000000000004e-9);
@@ -160,7 +160,8 @@ TEST_CASE("config: unknown keys and sections are refused with the nearest known 
   check_mentions(refusal_of_toml("layers = 2\n"), {"run.toml:1", "unknown key layers", "did you mean model.layers?"});
   check_mentions(refusal_of_toml("\n[modle]\nheads = 4\n"), {"run.toml:2", "unknown section [modle]", "did you mean [model]?"});
   check_mentions(refusal_of_toml("[model]\nzzzzzzzz = 1\n"), {"model.zzzzzzzz", "the keys of section model are block, layers, heads"});
-  check_mentions(refusal_of_toml("[zzzzzzzzz]\n"), {"unknown section", "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
+  check_mentions(refusal_of_toml("[zzzzzzzzz]\n"),
+                 {"unknown section", "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
   check_mentions(refusal_of_toml("model = 4\n"), {"model = 4", "is a section", "[model]"});
   check_mentions(refusal_of_toml("[[model]]\nheads = 4\n"), {"model", "is a section"});
   check_mentions(refusal_of_toml("\"model.heads\" = 4\n"), {"\"model.heads\"", "quotes"});

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "test/catch.h"
+#include "test/model_variants.h"
 #include "test/operand.h"
 #include "train/model_parameters.h"
 #include "train/token_sampler.h"
@@ -50,26 +51,12 @@ std::vector<std::int32_t> random_tokens(Rng& rng, std::int64_t count, std::int64
 
 std::vector<double> as_double(std::span<const float> values) { return {values.begin(), values.end()}; }
 
-struct Variant {
-  const char* name;
-  std::vector<std::string> settings;
-};
-const std::vector<Variant> variants = {
-    {"goat, free slope", {}},
-    {"goat, softplus slope", {"prior.recency=softplus", "prior.init=alibi"}},
-    {"goat, no slope", {"prior.recency=off"}},
-    {"goat, learned frequencies", {"prior.learned_frequencies=true"}},
-    {"goat, wide lanes", {"prior.lane_dim=9"}},
-    {"no positions", {"model.attention=none"}},
-    {"recompute", {"model.recompute=gelu"}},
-};
-
 }  // namespace
 
 TEST_CASE("generator: logits with the cache match those without, prompt and every token, beyond the training length, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    for (const Variant& variant : variants) {
+    for (const goat::test::Variant& variant : goat::test::model_variants()) {
       const std::uint64_t seed = goat::test::fresh_seed();
       Rng rng(seed);
       const Config config = byte_config(variant.settings);

@@ -6,6 +6,7 @@
 #include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
 #include "test/model_oracle.h"
+#include "test/model_variants.h"
 #include "test/operand.h"
 #include "train/model.h"
 #include "train/model_parameters.h"
@@ -90,20 +91,6 @@ struct TestModel {
   std::vector<std::int32_t> inputs, targets;
 };
 
-struct Variant {
-  const char* name;
-  std::vector<std::string> settings;
-};
-const std::vector<Variant> variants = {
-    {"goat, free slope", {}},
-    {"goat, softplus slope", {"prior.recency=softplus", "prior.init=alibi"}},
-    {"goat, no slope", {"prior.recency=off"}},
-    {"goat, learned frequencies", {"prior.learned_frequencies=true"}},
-    {"goat, wide lanes", {"prior.lane_dim=9"}},
-    {"goat, unscaled", {"model.attn_scale=none"}},
-    {"no positions", {"model.attention=none"}},
-};
-
 std::vector<float> losses_of_run(const Config& config, Device& device, std::int64_t steps) {
   const auto training = open_training_source(config), validation = open_validation_source(config);
   Trainer trainer(config, device, *training, validation.get());
@@ -120,7 +107,7 @@ std::vector<float> losses_of_run(const Config& config, Device& device, std::int6
 TEST_CASE("model: loss and every tensor's gradient match float64 central differences, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    for (const Variant& variant : variants) {
+    for (const goat::test::Variant& variant : goat::test::model_variants()) {
       const std::uint64_t seed = goat::test::fresh_seed();
       INFO("device " << device_name << ", " << variant.name << ", seed " << seed);
       const Config config = tiny_config(variant.settings);

@@ -40,7 +40,15 @@ class State {
 };
 
 StepState fresh_state() {
-  return {.learning_rate = 1e-2f, .loss_limit = 0, .grad_norm_limit = 0, .loss = 1, .grad_norm = 0, .clip_scale = 1, .skip_update = 0, .consecutive_skips = 0, .updates = 0};
+  return {.learning_rate = 1e-2f,
+          .loss_limit = 0,
+          .grad_norm_limit = 0,
+          .loss = 1,
+          .grad_norm = 0,
+          .clip_scale = 1,
+          .skip_update = 0,
+          .consecutive_skips = 0,
+          .updates = 0};
 }
 
 // The state after GradientNorm over one gradient.

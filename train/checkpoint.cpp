@@ -110,7 +110,8 @@ std::string manifest_text(const Manifest& manifest) {
 
 Manifest parse_manifest(const std::string& text, const std::string& origin) {
   nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
+  if (!json.is_object() || text.find('\0') != text.npos)  // the library takes a NUL for the end
+    throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
   if (json.value("format", nlohmann::json()) != manifest_format)
     throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() + ", this program reads format " +
                     std::to_string(manifest_format));

@@ -70,6 +70,7 @@ std::vector<Cut> recut(const std::vector<std::int64_t>& lengths, std::int64_t av
                     "largest, or give more data");
   const std::int64_t tokens = available / multiple * multiple;
   std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
   for (const std::int64_t length : lengths) cuts.push_back({length, tokens / length});
   return cuts;
 }
@@ -77,6 +78,7 @@ std::vector<Cut> recut(const std::vector<std::int64_t>& lengths, std::int64_t av
 std::vector<Cut> paper_cuts(const std::vector<std::int64_t>& lengths, std::int64_t available) {
   constexpr std::int64_t most_sequences = 100, most_tokens = 819'200;
   std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
   for (const std::int64_t length : lengths) {
     require_available(length, available);
     const std::int64_t wanted = std::clamp<std::int64_t>(most_tokens / length, 1, most_sequences);
@@ -87,6 +89,7 @@ std::vector<Cut> paper_cuts(const std::vector<std::int64_t>& lengths, std::int64
 
 std::vector<Cut> generated_cuts(const std::vector<std::int64_t>& lengths, std::int64_t tokens) {
   std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
   for (const std::int64_t length : lengths) cuts.push_back({length, std::max<std::int64_t>(1, tokens / length)});
   return cuts;
 }

@@ -122,7 +122,7 @@ PriorStatistics prior_statistics(const LogPrior& prior, const std::vector<PriorR
     const PriorRow& row = rows[index(i)];
     const double bound = row.theorem2_bound(i);
     ++s.theorem2_rows;
-    const double limit = bound * (1 + rounding) + std::numeric_limits<double>::min();  // subnormal numbers have few digits
+    const double limit = bound * (1 + rounding) + std::numeric_limits<double>::min();          // subnormal numbers have few digits
     if (!(row.outside_first <= limit && row.sensitivity() <= limit)) ++s.theorem2_violations;  // written so that a NaN counts
     if (i < s.first_row) continue;
     s.mass_first += weight * (1 - row.outside_first);

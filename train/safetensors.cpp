@@ -64,7 +64,8 @@ void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& te
 
 std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& origin) {
   const nlohmann::json header = nlohmann::json::parse(json, nullptr, false);
-  if (!header.is_object()) throw DataError(origin + ": the header is not a JSON object; the file is damaged or no safetensors file");
+  if (!header.is_object() || json.find('\0') != json.npos)  // the library takes a NUL for the end
+    throw DataError(origin + ": the header is not a JSON object; the file is damaged or no safetensors file");
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, fields] : header.items())
     if (name != "__metadata__") entries.push_back(parse_entry(name, fields, origin));

@@ -1,0 +1,163 @@
+"""Bad shards and bad checkpoints, given to the program itself: what it says, its exit code, and that it leaves nothing behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from test_train import TINY, flags, metrics_of
+
+MAGIC, VERSION = 20240520, 1
+
+
+def write_shard(path, tokens, magic=MAGIC, version=VERSION, count=None):
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, version, len(tokens) if count is None else count
+    path.write_bytes(header.tobytes() + np.asarray(tokens, np.uint16).tobytes())
+
+
+def on_shards(folder, *, out, **changes):
+    settings = TINY | {"data.source": "shards", "data.train": f"{folder}/train*.bin", "data.block": "window"}
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
+    return ["--config", "copy_mixture", "--out", out, *flags(settings)]
+
+
+GOOD = np.arange(1000) % 16
+
+
+def bad_shards():
+    yield "missing", lambda path: None, ["train*.bin", "prepare.py"]
+    yield "a folder", lambda path: path.mkdir(), ["train_0.bin"]
+    yield "empty", lambda path: path.write_bytes(b""), ["train_0.bin", "empty"]
+    yield "shorter than its header", lambda path: path.write_bytes(b"\0" * 1000), ["train_0.bin", "1000", "1024"]
+    yield "wrong magic", lambda path: write_shard(path, GOOD, magic=1), ["train_0.bin", "20240520"]
+    yield "wrong version", lambda path: write_shard(path, GOOD, version=7), ["train_0.bin", "version", "7"]
+    yield "count too large", lambda path: write_shard(path, GOOD, count=1001), ["train_0.bin", "1001"]
+    yield "count too small", lambda path: write_shard(path, GOOD, count=999), ["train_0.bin", "999"]
+    yield "negative count", lambda path: write_shard(path, GOOD, count=-5), ["train_0.bin", "-5"]
+    yield "token outside the vocabulary", lambda path: write_shard(path, np.where(np.arange(1000) == 700, 16, GOOD)), ["train_0.bin", "700", "16"]
+    yield "too short for one sequence", lambda path: write_shard(path, GOOD[:10]), ["10 tokens", "one sequence of 16"]
+
+
+@pytest.mark.parametrize(("make", "words"), [pytest.param(make, words, id=name) for name, make, words in bad_shards()])
+def test_a_bad_shard_ends_the_run_with_exit_code_3(run_binary, tmp_path, make, words):
+    make(tmp_path / "train_0.bin")
+    result = run_binary(*on_shards(tmp_path, out=tmp_path / "run", train__steps=200), code=3)
+    for word in words:
+        assert word in result.stderr
+    if (tmp_path / "run").exists():  # found by the check in the background, while training
+        assert not list((tmp_path / "run").rglob("summary.json"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_shard_is_named(run_binary, tmp_path):
+    write_shard(tmp_path / "train_0.bin", GOOD)
+    (tmp_path / "train_0.bin").chmod(0)
+    assert "train_0.bin" in run_binary(*on_shards(tmp_path, out=tmp_path / "run"), code=3).stderr
+
+
+def test_a_set_shorter_than_one_batch_is_used_as_a_stream(run_binary, tmp_path):
+    write_shard(tmp_path / "train_0.bin", GOOD[:20])
+    write_shard(tmp_path / "train_1.bin", GOOD[20:23])
+    run_binary(*on_shards(tmp_path, out=tmp_path / "run"))
+    assert len(metrics_of(tmp_path / "run")) == TINY["train.steps"]
+
+
+def test_shards_beyond_4_gib_are_read_with_64_bit_offsets(run_binary, tmp_path):
+    """Sparse: all but the header and the last tokens is a hole, read as zeros. --dry-run opens and checks the header."""
+    count = (1 << 31) - 8
+    write_shard(tmp_path / "train_0.bin", [], count=count)
+    os.truncate(tmp_path / "train_0.bin", 1024 + 2 * count)
+    write_shard(tmp_path / "val_0.bin", GOOD)
+    result = run_binary(*on_shards(tmp_path, out=tmp_path / "run", data__val=f"{tmp_path}/val*.bin"), "--dry-run")
+    assert f"{count:,}" in result.stdout.replace(str(count), f"{count:,}")
+
+
+def test_a_shard_that_changes_during_training_ends_the_run_with_the_last_checkpoint_intact(binary, tmp_path):
+    write_shard(tmp_path / "train_0.bin", GOOD)
+    run = tmp_path / "run"
+    command = [binary, *on_shards(tmp_path, out=run, train__steps=1000000, checkpoint__interval=20)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list(run.glob("checkpoints/step_*")):
+        time.sleep(0.005)
+    os.truncate(tmp_path / "train_0.bin", 1500)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3 and "train_0.bin" in stderr
+    checkpoint = max(run.glob("checkpoints/step_*"))
+    assert subprocess.run([binary, "eval", "--checkpoint", checkpoint, "--data", tmp_path / "none.bin"], capture_output=True, text=True).returncode == 3
+    assert all(np.isfinite(tensor).all() for tensor in load_file(checkpoint / "model.safetensors").values())
+
+
+@pytest.fixture(scope="module")
+def trained(binary, tmp_path_factory):
+    run = tmp_path_factory.mktemp("trained") / "run"
+    subprocess.run([binary, "--config", "copy_mixture", "--out", run, *flags(TINY)], check=True, capture_output=True, timeout=60)
+    return run
+
+
+def damage(path, change):
+    data = bytearray(path.read_bytes())
+    path.write_bytes(bytes(change(data)))
+
+
+def flipped(data):
+    data[len(data) // 2] ^= 4
+    return data
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[: len(data) // 2], flipped, lambda data: data + b"\0", lambda data: b""], ids=["cut", "flipped", "trailing", "empty"]
+)
+@pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
+def test_a_damaged_checkpoint_is_refused_with_exit_code_3(run_binary, tmp_path, trained, name, change, command):
+    shutil.copytree(trained, tmp_path / "run")
+    damage(tmp_path / f"run/checkpoints/step_00000012/{name}", change)
+    assert name in run_binary(command, "--checkpoint", tmp_path / "run/checkpoints/step_00000012", code=3).stderr
+
+
+def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binary, binary, tmp_path, trained):
+    """The files are rewritten with matching checksums, as another program might: only then are the shapes themselves in question."""
+    xxhash = pytest.importorskip("xxhash")
+    shutil.copytree(trained, tmp_path / "run")
+    folder = tmp_path / "run/checkpoints/step_00000012"
+
+    def rewrite(tensors):
+        save_file(tensors, folder / "model.safetensors")
+        state = json.loads((folder / "state.json").read_text())
+        for file in state["files"]:
+            content = (folder / file["name"]).read_bytes()
+            file["bytes"], file["xxh3_64"] = len(content), xxhash.xxh3_64_hexdigest(content)
+        state.pop("xxh3_64")
+        compact = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        state["xxh3_64"] = xxhash.xxh3_64_hexdigest(compact.encode())
+        (folder / "state.json").write_text(json.dumps(state))
+
+    good = load_file(folder / "model.safetensors")
+    name = "blocks.0.attn.q.weight"
+    rewrite(good)
+    run_binary("eval", "--checkpoint", folder)
+    rewrite(good | {name: good[name].T.copy()})
+    assert name in run_binary("eval", "--checkpoint", folder, code=3).stderr
+    rewrite(good | {name: good[name].astype(np.float16)})
+    assert "F16" in run_binary("eval", "--checkpoint", folder, code=3).stderr
+    rewrite({key: value for key, value in good.items() if key != name})
+    assert "tensors" in run_binary("eval", "--checkpoint", folder, code=3).stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_named(run_binary, tmp_path):
+    tmp_path.chmod(0o500)
+    assert str(tmp_path) in run_binary("--config", "copy_mixture", "--out", tmp_path / "run", *flags(TINY), code=1).stderr
+    tmp_path.chmod(0o700)
+
+
+def test_a_device_that_is_not_there_is_refused(run_binary, tmp_path):
+    for device in ("cuda", "simt"):
+        result = run_binary("--config", "copy_mixture", "--device", device, "--out", tmp_path / "run", code=2)
+        assert device in result.stderr and "cpu" in result.stderr
