@@ -19,8 +19,9 @@ Positions Positions::sequence(std::int64_t first, std::int64_t rows) {
 Positions Positions::grid_with_class_token(std::int64_t rows, std::int64_t width) {
   Positions positions{{-1, -1}, 2};
   for (std::int64_t t = 0; t + 1 < rows; ++t) {
-    positions.values.push_back(static_cast<double>(t / width));
-    positions.values.push_back(static_cast<double>(t % width));
+    const std::int64_t y = t / width, x = t % width;
+    positions.values.push_back(static_cast<double>(y));
+    positions.values.push_back(static_cast<double>(x));
   }
   return positions;
 }

@@ -5,7 +5,6 @@ namespace goat {
 PriorLayer::PriorLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix)
     : content_dim_(config.content_dim()),
       heads_(config.model.heads),
-      softplus_(config.prior.recency == "softplus"),
       alpha_(&parameters.at(prefix + "alpha")),
       beta_(&parameters.at(prefix + "beta")),
       bump_(&parameters.at(prefix + "bump")),
@@ -13,7 +12,8 @@ PriorLayer::PriorLayer(const Config& config, const ParameterSet& parameters, con
       b1_(&parameters.at(prefix + "sink.b1")),
       w2_(&parameters.at(prefix + "sink.w2")) {
   if (config.prior.learned_frequencies) frequency_ = &parameters.at(prefix + "frequency");
-  if (config.prior.recency != "off") slope_ = &parameters.at(prefix + "slope");
+  if (config.prior.recency == "free") lambda_ = &parameters.at(prefix + "slope");
+  if (config.prior.recency == "softplus") rho_ = &parameters.at(prefix + "slope");
 }
 
 void PriorLayer::plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory) {
@@ -23,7 +23,7 @@ void PriorLayer::plan(const std::string& prefix, BatchShape shape, MemoryPlan& m
   add("key_bias", {heads_, shape.positions()}, key_bias_);
   add("hidden", {shape.positions(), b1_->value.shape[0]}, hidden_);
   if (frequency_) add("fourier", {shape.positions(), frequency_->value.shape[0], 2}, fourier_);
-  if (softplus_) add("softplus_slope", {heads_}, softplus_slope_);
+  if (rho_) add("softplus_slope", {heads_}, softplus_slope_);
 }
 
 void PriorLayer::fill_tables(Device& device, const SharedBuffers& shared) {
@@ -35,7 +35,7 @@ void PriorLayer::fill_tables(Device& device, const SharedBuffers& shared) {
                          .w2 = w2_->value,
                          .bump = bump_->value});
   if (frequency_) device.run(FourierTable{.table = fourier_, .frequency = frequency_->value, .positions = shared.positions});
-  if (softplus_) device.run(SoftplusForward{.out = softplus_slope_, .x = slope_->value});
+  if (rho_) device.run(SoftplusForward{.out = softplus_slope_, .x = rho_->value});
   tables_filled_ = true;
 }
 
@@ -53,17 +53,17 @@ void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tens
 }
 
 Tensor PriorLayer::slope() const {
-  if (!slope_) return {};
-  return softplus_ ? softplus_slope_ : slope_->value;
+  if (rho_) return softplus_slope_;
+  return lambda_ ? lambda_->value : Tensor{};
 }
 
 void PriorLayer::backward(Device& device, SharedBuffers& shared) const {
   Tensor dlambda;
-  if (softplus_) {
+  if (rho_) {
     dlambda = shared.dlambda;
     device.set_zero(dlambda.data, dlambda.bytes());
-  } else if (slope_) {
-    dlambda = slope_->grad;
+  } else if (lambda_) {
+    dlambda = lambda_->grad;
   }
   device.run(PriorLanesBackward{.dalpha = alpha_->grad,
                                 .dbeta = beta_->grad,
@@ -71,12 +71,12 @@ void PriorLayer::backward(Device& device, SharedBuffers& shared) const {
                                 .dfrequency = frequency_ ? frequency_->grad : Tensor{},
                                 .dq_lanes = shared.dq_lanes,
                                 .dk_lanes = frequency_ ? shared.dk_lanes : Tensor{},
-                                .dslope = slope_ ? shared.dslope : Tensor{},
+                                .dslope = dlambda ? shared.dslope : Tensor{},
                                 .alpha = alpha_->value,
                                 .beta = beta_->value,
                                 .fourier = frequency_ ? fourier_ : shared.fourier,
                                 .positions = shared.positions});
-  if (softplus_) device.run(SoftplusBackward{.dx = slope_->grad, .dout = dlambda, .x = slope_->value});
+  if (rho_) device.run(SoftplusBackward{.dx = rho_->grad, .dout = dlambda, .x = rho_->value});
   device.run(SinkBackward{.dw1 = w1_->grad,
                           .db1 = b1_->grad,
                           .dw2 = w2_->grad,

@@ -21,11 +21,11 @@ class PriorLayer {
   void fill_tables(Device& device, const SharedBuffers& shared);  // key_bias_, fourier_ and softplus_slope_ from the weights
 
   std::int64_t content_dim_, heads_;
-  bool softplus_;
   bool tables_filled_ = false;
   const Parameter *alpha_, *beta_, *bump_, *w1_, *b1_, *w2_;
   const Parameter* frequency_ = nullptr;  // learned frequencies only
-  const Parameter* slope_ = nullptr;      // lambda, or rho under softplus
+  const Parameter* lambda_ = nullptr;     // the slope itself: recency = free
+  const Parameter* rho_ = nullptr;        // slope = softplus(rho): recency = softplus
   Tensor key_bias_, hidden_;              // f32 [H, T], [T, n]; T_max with a KV cache
   Tensor fourier_;                        // f32 [T, R, 2], learned frequencies only
   Tensor softplus_slope_;                 // f32 [H], softplus only

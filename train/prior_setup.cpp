@@ -21,10 +21,12 @@ std::vector<double> fourier_frequencies(std::int64_t modes, double base) {
 std::vector<double> alibi_slopes(std::int64_t heads) {
   if (heads < 1) throw std::invalid_argument("alibi_slopes: heads = " + std::to_string(heads) + ", needs at least 1");
   const auto count = static_cast<std::size_t>(heads);
-  const auto power = static_cast<double>(std::bit_floor(count));
+  const std::size_t power = std::bit_floor(count);
+  const auto slope = [](std::size_t k, std::size_t of) { return std::exp2(-8 * static_cast<double>(k) / static_cast<double>(of)); };
   std::vector<double> slopes;
-  for (double k = 1; k <= power; ++k) slopes.push_back(std::exp2(-8 * k / power));
-  for (double k = 1; slopes.size() < count; k += 2) slopes.push_back(std::exp2(-8 * k / (2 * power)));
+  slopes.reserve(count);
+  for (std::size_t k = 1; k <= power; ++k) slopes.push_back(slope(k, power));
+  for (std::size_t k = 1; slopes.size() < count; k += 2) slopes.push_back(slope(k, 2 * power));
   return slopes;
 }
 

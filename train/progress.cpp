@@ -2,12 +2,13 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 namespace goat {
 
 std::string duration_text(double seconds) {
-  const auto whole = static_cast<long long>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   char text[48];
   if (whole >= 3600)
     std::snprintf(text, sizeof text, "%lld h %02lld min", whole / 3600, whole / 60 % 60);

@@ -125,9 +125,10 @@ int TrainingLog::diverged() const {
 }
 
 void TrainingLog::warn_of_skip(std::int64_t step, const StepState& result) const {
+  const long long first = (step - 1) * config_.train.batch;
   std::fprintf(stderr, "warning: step %lld: loss %g, grad norm %g: %s, update skipped (training sequences %lld to %lld)\n",
-               static_cast<long long>(step), static_cast<double>(result.loss), static_cast<double>(result.grad_norm), reason_of(result),
-               static_cast<long long>((step - 1) * config_.train.batch), static_cast<long long>(step * config_.train.batch - 1));
+               static_cast<long long>(step), static_cast<double>(result.loss), static_cast<double>(result.grad_norm), reason_of(result), first,
+               first + static_cast<long long>(config_.train.batch) - 1);
 }
 
 }  // namespace goat

@@ -65,7 +65,10 @@ class Run {
         clock_(clock),
         device_(device, clock),
         source_(open_training_source(config)),
-        trainer_(config, device_, *source_, nullptr) {}
+        trainer_(config, device_, *source_, nullptr) {
+    trainer_.allocate();
+    trainer_.initialize();
+  }
 
   void step(bool record) {
     device_.take();
