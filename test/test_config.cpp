@@ -174,6 +174,22 @@ TEST_CASE("config: unknown keys and sections are refused with the nearest known 
   CHECK(refusal_of_setting(std::string(100'000, 'x') + "=1").size() < 1000);
 }
 
+TEST_CASE("config: characters outside ASCII stand in comments and in quoted values, and nowhere else") {
+  const auto train_of = [](const std::string& text) {
+    Config config;
+    apply_toml(config, text, "run.toml");
+    return config.data.train;
+  };
+  CHECK(train_of("# K\u00e4se\n[data] # \u044d\ntrain = \"d\u00e9j\u00e0/*.bin\" # \u00fc\n") == "d\u00e9j\u00e0/*.bin");
+  CHECK(train_of("[data]\ntrain = '\u65e5\u672c#\u8a9e'\n") == "\u65e5\u672c#\u8a9e");
+  CHECK(train_of("[data]\ntrain = \"a\\\"\u00e4\"\n") == "a\"\u00e4");
+  for (const char* bad : {"a=2ri'++=2ri'+\u044d''A.-", "train = \"a\"\u044d", "train = 'a", "\"\u044d\" = 1", "[\"\u044d\"]", "train = ['\u044d']"}) {
+    INFO(bad);
+    CHECK(!refusal_of_toml("[data]\n" + std::string(bad) + "\n").empty());
+  }
+  check_mentions(refusal_of_toml("[data]\ntrain = \"\"\"\n\u044d\n\"\"\"\n"), {"run.toml:2", "one line"});
+}
+
 TEST_CASE("config: values of the wrong type are refused") {
   check_mentions(refusal_of_toml("[model]\nheads = \"4\"\n"), {"run.toml:2", "model.heads = \"4\" is a string", "an integer from 1 to"});
   check_mentions(refusal_of_toml("[model]\nheads = 4.0\n"), {"model.heads = 4.0 is a float", "an integer from 1 to"});

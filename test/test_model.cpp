@@ -117,6 +117,13 @@ TEST_CASE("model: loss and every tensor's gradient match float64 central differe
       test.model->forward_backward(*device, 1.0f / static_cast<float>(shape.tokens()));
       CHECK(test.mean_loss() == Approx(goat::test::model_loss(config, test.values, test.inputs, test.targets)).epsilon(1e-5));
 
+      // Some gradients are exactly zero but for rounding (a bias on all keys shifts whole rows of logits): noise is measured against the whole
+      // gradient.
+      double squares = 0;
+      for (const StoredTensor& tensor : test.parameters.stored())
+        for (const double g : test.gradient(tensor)) squares += g * g;
+      const double noise = 8 * 0x1p-24 * std::sqrt(squares);
+
       Rng rng(seed + 1);
       std::normal_distribution<double> normal;
       for (const StoredTensor& tensor : test.parameters.stored()) {
@@ -139,7 +146,7 @@ TEST_CASE("model: loss and every tensor's gradient match float64 central differe
           terms += gradient[i] * gradient[i] * direction[i] * direction[i];
         }
         INFO("got " << got << ", want " << want);
-        CHECK(std::abs(got - want) <= 1e-4 * std::sqrt(terms) + 1e-7);
+        CHECK(std::abs(got - want) <= 1e-4 * std::sqrt(terms) + noise);
       }
     }
   }

@@ -24,10 +24,10 @@ struct RunState {
   std::int64_t updates = 0;            // updates applied
   std::int64_t consecutive_skips = 0;  // see StepState
   std::int64_t skipped_updates = 0;
-  double seconds = 0;                // spent training
-  std::vector<double> spike_window;  // see SpikeFilter
-  double loss = nan;                 // of the latest step; not a number before the first
-  double validation_loss = nan;      // the latest; not a number where there was none
+  double seconds = 0;                  // spent training
+  std::vector<double> spike_window{};  // see SpikeFilter
+  double loss = nan;                   // of the latest step; not a number before the first
+  double validation_loss = nan;        // the latest; not a number where there was none
   static constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 };
 
@@ -39,7 +39,7 @@ struct Manifest {
     std::uint64_t bytes = 0;
     std::string checksum;
   };
-  std::vector<File> files;
+  std::vector<File> files{};
 };
 
 // state.json as text, and back. parse_manifest checks everything it returns; throws DataError that begins with `origin`.

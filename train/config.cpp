@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 #include "train/config_keys.h"
@@ -128,34 +129,45 @@ std::string about_line(const std::string& text, std::size_t number) {
   return shown_line + (key ? "; " + key->name + " takes " + expected_value(*key) : "");
 }
 
-// What of a line is neither comment nor inside quotes.
-std::string bare_part(const std::string& line) {
-  std::string bare;
-  char quote = '\0';
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (quote) {
-      if (c == '\\' && quote == '"') ++i;
-      if (c == quote) quote = '\0';
-    } else {
-      if (c == '#') break;
-      if (c == '"' || c == '\'') quote = c;
-      bare += c;
-    }
-  }
-  return trimmed(bare);
+bool is_ascii(std::string_view text) {
+  return std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) > 0x7f; });
 }
 
-// What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined behaviour (libFuzzer); empty if nothing is.
+// Whether a line is just KEY = "string" or KEY = 'string', with a comment behind it or not.
+bool is_quoted_value(std::string_view line) {
+  const auto skip = [&line](std::string_view characters) { line.remove_prefix(std::min(line.find_first_not_of(characters), line.size())); };
+  constexpr std::string_view blank = " \t\r";
+  skip(blank);
+  skip("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-. \t");
+  if (!line.starts_with('=')) return false;
+  line.remove_prefix(1);
+  skip(blank);
+  if (line.empty() || (line.front() != '"' && line.front() != '\'')) return false;
+  std::size_t end = 1;
+  for (; end < line.size() && line[end] != line.front(); ++end)
+    if (line[end] == '\\' && line.front() == '"') ++end;
+  if (end >= line.size()) return false;
+  line.remove_prefix(end + 1);
+  skip(blank);
+  return line.empty() || line.front() == '#';
+}
+
+// What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined behaviour (found by fuzzing): a character
+// outside ASCII that it meets outside a string or comment, and some section names. Empty if nothing is.
 std::string unparsable(const std::string& line) {
   for (const char c : line)
     if (is_control(c) && c != '\t' && c != '\r') return "control character with code " + std::to_string(c) + "; is this a text file?";
-  const std::string bare = bare_part(line);
-  if (std::any_of(bare.begin(), bare.end(), [](char c) { return static_cast<unsigned char>(c) > 0x7f; }))
-    return "character outside ASCII that is not in quotes (a string stays on one line)";
-  if (!bare.starts_with('[')) return "";
+  const std::string text = trimmed(line);
+  if (text.starts_with('#')) return "";
+  if (text.find("\"\"\"") != std::string::npos || text.find("'''") != std::string::npos)
+    return "a string stays on one line, in single quotes or double ones";
+  const std::string before_comment = text.substr(0, text.find('#'));
+  const bool plain = is_ascii(before_comment) && before_comment.find_first_of("\"'") == std::string::npos;
+  if (!plain && !is_ascii(text) && !is_quoted_value(text))
+    return "character outside ASCII that is neither in a comment nor in the quotes of KEY = \"string\"";
+  if (!text.starts_with('[')) return "";
   const std::string name_starts = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-\"'";
-  const std::string name = trimmed(bare.substr(bare.starts_with("[[") ? 2 : 1));
+  const std::string name = trimmed(text.substr(text.starts_with("[[") ? 2 : 1));
   return name.empty() || name_starts.find(name.front()) == std::string::npos ? "expected the name of a section after '['" : "";
 }
 
