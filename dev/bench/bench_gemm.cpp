@@ -215,6 +215,7 @@ int main(int argc, char** argv) {
     for (int round = 0; round < rounds; ++round)
       for (std::size_t i = 0; i < libraries.size(); ++i) times[i].push_back(milliseconds(*libraries[i], matrices));
     std::vector<double> medians;
+    medians.reserve(times.size());
     for (const auto& samples : times) medians.push_back(median(samples));
     const double best = *std::min_element(medians.begin(), medians.end());
     const double operations = 2.0 * static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
