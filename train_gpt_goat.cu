@@ -26,7 +26,9 @@ int list_configs() {
 }
 
 std::filesystem::path run_folder(const TrainOptions& options) {
-  return options.out.empty() ? std::filesystem::path("runs") / std::filesystem::path(options.config).stem() : std::filesystem::path(options.out);
+  if (!options.out.empty()) return options.out;
+  const std::filesystem::path config = options.config;
+  return config.filename() == "config.toml" ? config.parent_path() : std::filesystem::path("runs") / config.stem();  // a run's own config: that run
 }
 
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
@@ -57,6 +59,17 @@ std::filesystem::path save(const RunFolder& run, const Config& config, Device& d
   }
 }
 
+// One training step. If its data are bad, what the steps before it have reached is saved first.
+StepState step_or_save(Trainer& trainer, const RunFolder& run, const Config& config, Device& device, TrainingLog& log,
+                       const std::filesystem::path& checkpoint) {
+  try {
+    return trainer.step(log.state().step);
+  } catch (const DataError&) {
+    if (checkpoint.empty() && log.state().step > 0) save(run, config, device, trainer, log);
+    throw;
+  }
+}
+
 int train(const TrainOptions& options, Device& device, const std::string& why) {
   const Config config = load_config(options.config, options.settings);
   check_precision(config, device);
@@ -65,6 +78,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   const std::unique_ptr<TokenSource> validation = open_validation_source(config);
 
   Trainer trainer(config, device, *training, validation.get());
+  trainer.require_memory();
   RunFolder run(run_folder(options), config, options.resume ? ExistingRun::resume : options.overwrite ? ExistingRun::overwrite : ExistingRun::refuse);
   TrainingLog log(config, device, run);
   log.announce(why, *training, trainer.memory().total_bytes());
@@ -80,7 +94,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   bool diverged = false;
   while (log.state().step < config.steps() && !diverged && !stop_signal()) {
     const auto start = std::chrono::steady_clock::now();
-    const StepState result = trainer.step(log.state().step);
+    const StepState result = step_or_save(trainer, run, config, device, log, checkpoint);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const std::int64_t done = log.state().step + 1;
     const bool validate = done == config.steps() || due(config.eval.interval, done);
@@ -90,7 +104,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   }
 
   if (checkpoint.empty()) checkpoint = save(run, config, device, trainer, log);
-  if (stop_signal()) return log.stopped(stop_signal(), !checkpoint.empty());
+  if (stop_signal() && log.state().step < config.steps()) return log.stopped(stop_signal(), !checkpoint.empty());
   log.finish(checkpoint, training->bayes_optimal_loss());
   if (diverged) return log.diverged();
   return checkpoint.empty() ? 1 : 0;
@@ -103,12 +117,14 @@ int run_command(const CommandLine& line) {
     std::fputs(to_toml(load_config(training->config, training->settings)).c_str(), stdout);
     return 0;
   }
-  if (training && training->dry_run) {
-    dry_run(load_config(training->config, training->settings));
-    return 0;
-  }
   std::string why;
   const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
+  if (training && training->dry_run) {
+    const Config config = load_config(training->config, training->settings);
+    check_precision(config, *device);
+    dry_run(config);
+    return 0;
+  }
   if (training) return train(*training, *device, why);
   if (const auto* evaluation = std::get_if<EvalOptions>(&line.command)) return run_eval(*evaluation, *device);
   if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command)) return run_analyze(*analysis, *device);

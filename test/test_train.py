@@ -50,7 +50,7 @@ def test_run_folder_holds_what_the_readme_says(run_binary, tmp_path):
     lines = metrics_of(run)
     assert [line["step"] for line in lines] == list(range(1, 13))
     for line in lines:
-        assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second"} <= line.keys()
+        assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "flops_per_second", "memory_bytes"} <= line.keys()
         assert line["tokens"] == line["step"] * 4 * 16
     assert [line["step"] for line in lines if "val_loss" in line] == [5, 10, 12]
     summary = json.loads((run / "summary.json").read_text())
@@ -114,6 +114,7 @@ def test_a_folder_that_is_no_run_is_never_touched(run_binary, tmp_path):
         (["--config", "copy_mixture", "--stes"], ["--stes"]),
         (["--config", "copy_mixture", "--ovewrite"], ["--ovewrite", "did you mean --overwrite?"]),
         (["--config", "copy_mixture", "stray"], ["stray"]),
+        (["--config", "copy_mixture", "eval", "--checkpoint", "x"], ["--config", "eval"]),
         (["--config", "copy_mixture", "--set"], ["--set"]),
         (["--config", "copy_mixture", "--set", "model.head=2"], ["model.head", "model.heads"]),
         (["--config", "copy_mixture", "--set", "train.steps=12abc"], ["train.steps", "12abc"]),
@@ -189,7 +190,7 @@ def test_a_full_disk_never_leaves_half_a_line_or_half_a_model(binary, tmp_path):
     assert result.returncode == 1 and "NOT saved" in result.stderr and "model.safetensors" in result.stderr and "metrics.jsonl" in result.stderr
     lines = metrics_of(tmp_path / "run")  # every line parses
     assert 3 < len(lines) < 40
-    assert not list((tmp_path / "run").rglob("*.tmp")) and not list((tmp_path / "run").rglob("model.safetensors"))
+    assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("model.safetensors"))
 
 
 def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
@@ -266,5 +267,6 @@ def test_a_run_that_does_not_fit_is_refused_with_the_largest_micro_batch_that_do
     huge = {"data.seq_len": 4096, "train.batch": 65536, "model.width": 64, "model.recompute": "block"}
     result = run_binary(*tiny_run(tmp_path / "run"), *flags(huge), code=1)
     assert "out of memory" in result.stderr and "needed" in result.stderr and "--set train.micro_batch=" in result.stderr
+    assert not (tmp_path / "run").exists()
     hopeless = {"model.width": 65536, "model.layers": 100, "model.heads": 64}
     assert "No micro-batch fits" in run_binary(*tiny_run(tmp_path / "hopeless"), *flags(hopeless), code=1).stderr

@@ -145,7 +145,13 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
 Manifest verify_checkpoint(const fs::path& folder) {
   const fs::path path = folder / manifest_file;
   if (!fs::exists(path)) throw DataError(folder.string() + ": no " + manifest_file + ": not a complete checkpoint");
-  const Manifest manifest = parse_manifest(read_small_file(path), path.string());
+  std::string text;
+  try {
+    text = read_small_file(path);
+  } catch (const std::runtime_error& error) {
+    throw DataError(error.what());
+  }
+  const Manifest manifest = parse_manifest(text, path.string());
   for (const auto& file : manifest.files) {
     const fs::path file_path = folder / file.name;
     std::error_code error;
@@ -189,8 +195,10 @@ fs::path save_checkpoint(const fs::path& run, const Config& config, const RunSta
     manifest.files.push_back(write_tensors(unfinished / model_file, {""}, {Kind::value}, state.step, device, parameters));
     manifest.files.push_back(write_tensors(unfinished / optimizer_file, {"m.", "v."}, {Kind::m, Kind::v}, state.step, device, parameters));
     write_file_atomically(unfinished / manifest_file, manifest_text(manifest));
-    fs::remove_all(folder);  // one of the same step, from before a resume: the new one is complete by now
+    const fs::path replaced = unfinished.string() + ".old";  // one of the same step, from before a resume
+    if (fs::exists(folder)) fs::rename(folder, replaced);
     fs::rename(unfinished, folder);
+    fs::remove_all(replaced, ignored);
   } catch (...) {
     fs::remove_all(unfinished, ignored);
     throw;
@@ -215,7 +223,8 @@ void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t
   if (keep == 0) return;
   std::int64_t newer = 0;
   for (const fs::path& folder : checkpoint_folders(run)) {
-    const bool is_recent = newer++ < keep || folder == newest;
+    if (step_of(folder) > step_of(newest)) continue;  // damaged, or a resume would have begun there
+    const bool is_recent = newer++ < keep;
     const bool is_milestone = milestone > 0 && step_of(folder) % milestone == 0;
     if (is_recent || is_milestone || !fs::exists(folder / manifest_file)) continue;
     const fs::path hidden = folder.parent_path() / ("." + folder.filename().string());  // a step_* folder is never half removed

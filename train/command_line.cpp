@@ -118,6 +118,11 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   } catch (const CLI::ParseError& error) {
     throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) + "\nRun train_gpt_goat --help for the options.");
   }
+  if (&active() != &app)
+    for (const CLI::Option* option : app.get_options())
+      if (option->count() > 0 && option->get_name() != "--device")
+        throw ConfigError(option->get_name() + " belongs to training, not to " + active().get_name() + "; see train_gpt_goat " + active().get_name() +
+                          " --help");
   if (eval.parsed())
     line.command = evaluation;
   else if (analyze.parsed())

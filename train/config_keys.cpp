@@ -57,7 +57,7 @@ std::vector<Key> config_keys(Config& c) {
       {"train.weight_decay", NumberKey{&c.train.weight_decay, 0, 100}, "on matrices only: not on biases, norms and the prior"},
       {"train.clip", NumberKey{&c.train.clip, 0, 1e6}, "largest global gradient norm; 0: no clipping"},
       {"train.seed", IntegerKey{&c.train.seed, 0, unbounded}, "initialisation and data order"},
-      {"train.deterministic", FlagKey{&c.train.deterministic}, "bitwise the same losses on every run"},
+      {"train.deterministic", FlagKey{&c.train.deterministic}, "bitwise the same losses on every run; the cpu always is"},
       {"train.spike_z", NumberKey{&c.train.spike_z, 0, 1000}, "skip updates with loss or gradient norm so many deviations above the mean; 0: off"},
       {"train.spike_window", IntegerKey{&c.train.spike_window, 2, 1'000'000}, "updates that mean and deviation are taken over"},
       {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000}, "stop after so many skipped updates in a row"},

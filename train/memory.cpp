@@ -35,11 +35,16 @@ std::size_t MemoryPlan::bytes(MemoryCategory category) const { return bytes_[ind
 
 std::size_t MemoryPlan::total_bytes() const { return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0}); }
 
+// Asking first is kinder than being killed: Linux hands out more memory than there is and ends a program that uses it.
+void MemoryPlan::require_fits(const Device& device, const std::string& advice) const {
+  const std::size_t available = device.available_memory();
+  if (total_bytes() <= available) return;
+  throw std::runtime_error("out of memory on device " + device.info().name + ": " + bytes_text(total_bytes()) + " are needed, " +
+                           bytes_text(available) + " available. Largest tensors: " + largest_tensors(largest_category()) + ". " + advice + ".");
+}
+
 void MemoryPlan::allocate(Device& device, const std::string& advice) {
-  // Asking first is kinder than being killed: Linux hands out more memory than there is and ends a program that uses it.
-  if (const std::size_t available = device.available_memory(); total_bytes() > available)
-    throw std::runtime_error("out of memory on device " + device.info().name + ": " + bytes_text(total_bytes()) + " are needed, " +
-                             bytes_text(available) + " available. Largest tensors: " + largest_tensors(largest_category()) + ". " + advice + ".");
+  require_fits(device, advice);
   for (MemoryCategory category : memory_categories) {
     const std::size_t size = bytes(category);
     try {

@@ -25,6 +25,8 @@ class MemoryPlan {
 
   // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did not fit, what its largest tensors are, and
   // what to do: `advice`, a sentence without its full stop.
+  // Throws what allocate() would where the device has too little memory left; allocates nothing.
+  void require_fits(const Device& device, const std::string& advice) const;
   void allocate(Device& device, const std::string& advice = "Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\"");
 
  private:

@@ -1,7 +1,9 @@
 #include "train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -39,36 +41,51 @@ void Progress::report(const StepRecord& record) {
   if (++steps_after_first_ > 0) seconds_after_first_ += record.seconds;
   const bool first = steps_after_first_ == 0, last = record.step == steps_;
   constexpr double drawing_seconds = 0.25;
-  if (bar_ && (first || last || since_bar_.seconds >= drawing_seconds)) {
-    draw_bar(record);
-    since_bar_ = {};
-  }
-  if (!lines_ || (record.step % interval_ != 0 && !first && !last)) return;
-  std::printf("step %s\n", text_of(record, since_line_).c_str());
+  if (bar_ && (first || last || since_bar_.seconds >= drawing_seconds)) draw_bar(record);
+  if (lines_ && (record.step % interval_ == 0 || first || last)) print_line(record);
+}
+
+double Progress::tokens_per_second(const Interval& interval) const {
+  return static_cast<double>(interval.steps) * tokens_per_step_ / interval.seconds;
+}
+
+std::string Progress::position_of(const StepRecord& record) const {
+  char text[64];
+  std::snprintf(text, sizeof text, "%*lld/%lld %3.0f%%", static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(record.step),
+                static_cast<long long>(steps_), 100.0 * static_cast<double>(record.step) / static_cast<double>(steps_));
+  return text;
+}
+
+std::string Progress::eta(const StepRecord& record) const {
+  if (steps_after_first_ == 0 || record.step == steps_) return "";
+  const double seconds_per_step = seconds_after_first_ / static_cast<double>(steps_after_first_);
+  return "  ETA " + duration_text(seconds_per_step * static_cast<double>(steps_ - record.step));
+}
+
+void Progress::print_line(const StepRecord& record) {
+  const double speed = tokens_per_second(since_line_);
+  std::printf("step %s  loss %.4f  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n", position_of(record).c_str(), since_line_.mean_loss(),
+              record.learning_rate, record.grad_norm, speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
   std::fflush(stdout);
   since_line_ = {};
 }
 
-std::string Progress::text_of(const StepRecord& record, const Interval& interval) const {
-  const auto steps = static_cast<double>(interval.steps);
-  const double tokens_per_second = steps * tokens_per_step_ / interval.seconds;
-  char text[256];
-  std::snprintf(text, sizeof text, "%*lld/%lld %3.0f%%  loss %.4f  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s",
-                static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(record.step), static_cast<long long>(steps_),
-                100.0 * static_cast<double>(record.step) / static_cast<double>(steps_), interval.loss / steps, record.learning_rate, record.grad_norm,
-                tokens_per_second, tokens_per_second * flops_per_token_ * 1e-9);
-  if (steps_after_first_ == 0 || record.step == steps_) return text;
-  const double seconds_per_step = seconds_after_first_ / static_cast<double>(steps_after_first_);
-  return std::string(text) + "  ETA " + duration_text(seconds_per_step * static_cast<double>(steps_ - record.step));
-}
-
+// What matters most comes first: the line is cut at the terminal's width, as one that wraps could not be drawn over.
 void Progress::draw_bar(const StepRecord& record) {
-  constexpr std::int64_t width = 24;
+  constexpr std::int64_t width = 16;
   const auto filled = static_cast<std::size_t>(width * record.step / steps_);
-  const std::string bar = std::string(filled, '#') + std::string(width - filled, '.');
-  std::fprintf(stderr, "\r\033[K[%s] %s", bar.c_str(), text_of(record, since_bar_).c_str());
-  if (record.step == steps_) std::fputc('\n', stderr);
+  char rest[96];
+  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", tokens_per_second(since_bar_), record.learning_rate, record.grad_norm);
+  char loss[32];
+  std::snprintf(loss, sizeof loss, "  loss %.4f", since_bar_.mean_loss());
+  std::string line = "[" + std::string(filled, '#') + std::string(width - filled, '.') + "] " + position_of(record) + loss + eta(record) + rest;
+
+  winsize window{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;
+  line.resize(std::min<std::size_t>(line.size(), (known ? window.ws_col : 80) - 1));
+  std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), record.step == steps_ ? "\n" : "");
   std::fflush(stderr);
+  since_bar_ = {};
 }
 
 void Progress::clear() {

@@ -30,8 +30,12 @@ class Progress {
     std::int64_t steps = 0;
     double loss = 0, seconds = 0;
     void add(const StepRecord& record);
+    double mean_loss() const { return loss / static_cast<double>(steps); }
   };
-  std::string text_of(const StepRecord& record, const Interval& interval) const;
+  double tokens_per_second(const Interval& interval) const;
+  std::string position_of(const StepRecord& record) const;  // "  50/800   6%"
+  std::string eta(const StepRecord& record) const;
+  void print_line(const StepRecord& record);
   void draw_bar(const StepRecord& record);
 
   std::int64_t steps_, interval_;

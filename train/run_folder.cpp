@@ -49,12 +49,25 @@ std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
   return bytes;
 }
 
+// Whether the folder has nothing in it, or only what an interrupted first write left.
+bool is_empty_but_for_partial_files(const fs::path& path) {
+  return std::ranges::all_of(fs::directory_iterator(path), [](const auto& entry) { return entry.path().extension() == ".partial"; });
+}
+
 bool holds_a_run(const fs::path& path) {
   if (fs::exists(path) && !fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
-  if (!fs::exists(path) || fs::is_empty(path)) return false;
+  if (!fs::exists(path) || is_empty_but_for_partial_files(path)) return false;
   if (!fs::exists(path / "config.toml"))
     throw ConfigError("--out " + path.string() + ": the folder holds files but no run (no config.toml); choose another folder");
   return true;
+}
+
+std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
+  const auto found = newest_checkpoint(run, [](const std::string& reason) { std::fprintf(stderr, "warning: %s\n", reason.c_str()); });
+  if (!found && !checkpoint_folders(run).empty())
+    throw DataError("--resume: none of the checkpoints in " + (run / "checkpoints").string() + " can be used; give --overwrite to begin again");
+  if (!found) std::fprintf(stderr, "note: no checkpoint in %s yet; the run starts from its beginning\n", run.c_str());
+  return found;
 }
 }  // namespace
 
@@ -63,9 +76,9 @@ RunFolder::RunFolder(const fs::path& path, const Config& config, ExistingRun exi
     if (existing == ExistingRun::refuse)
       throw ConfigError("--out " + path.string() + ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
     if (existing == ExistingRun::overwrite) {
-      for (const char* name : {metrics_file, "summary.json", "checkpoints", "figures", "analysis", "config.toml"}) fs::remove_all(path / name);
+      for (const char* name : {metrics_file, "summary.json", "checkpoints", "figures", "analysis"}) fs::remove_all(path / name);
     } else {
-      resumed_ = newest_checkpoint(path, [](const std::string& reason) { std::fprintf(stderr, "warning: %s\n", reason.c_str()); });
+      resumed_ = checkpoint_to_resume(path);
       if (resumed_) compare_configs(config, *resumed_);
     }
   }

@@ -4,15 +4,23 @@
 
 #include <array>
 #include <csignal>
+#include <ctime>
 
 namespace goat {
 
 namespace {
 volatile std::sig_atomic_t received = 0;
+volatile std::time_t received_at = 0;
 
 extern "C" void on_stop_signal(int signal) {
-  if (received) ::_exit(128 + signal);
-  received = signal;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  if (!received) {
+    received_at = now.tv_sec;
+    received = signal;
+  } else if (signal != SIGHUP && now.tv_sec > received_at + 1) {
+    ::_exit(128 + signal);
+  }
 }
 }  // namespace
 

@@ -28,11 +28,15 @@ fs::path checkpoint_of(const fs::path& path) {
 TrainedModel::TrainedModel(const fs::path& path, Device& device) : checkpoint_(checkpoint_of(path)), run_(checkpoint_.parent_path().parent_path()) {
   const Manifest manifest = verify_checkpoint(checkpoint_);
   step_ = manifest.state.step;
-  apply_toml(config_, manifest.config, (checkpoint_ / "state.json").string() + ": config");
-  validate(config_);
+  try {
+    apply_toml(config_, manifest.config, (checkpoint_ / "state.json").string() + ": config");
+    validate(config_);
+  } catch (const ConfigError& error) {
+    throw DataError(error.what());
+  }
   declare_parameters(config_, parameters_);
   parameters_.plan(memory_, false);
-  memory_.allocate(device);
+  memory_.allocate(device, "The weights alone do not fit");
   parameters_.bind();
   load_model(checkpoint_, device, parameters_);
 }

@@ -27,9 +27,7 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       validation_(validation),
       plan_(config),
       model_(*plan_.model),
-      spikes_(config.train.spike_z, config.train.spike_window),
-      inputs_(static_cast<std::size_t>(model_.shape().tokens())),
-      targets_(inputs_.size()) {}
+      spikes_(config.train.spike_z, config.train.spike_window) {}
 
 namespace {
 // The largest divisor of the batch below the present micro-batch whose plan fits.
@@ -44,9 +42,15 @@ std::string smaller_micro_batch(Config config, std::size_t available) {
 }
 }  // namespace
 
-void Trainer::allocate() {
+void Trainer::require_memory() const {
   const std::size_t available = device_.available_memory();
-  plan_.memory.allocate(device_, plan_.memory.total_bytes() <= available ? "" : smaller_micro_batch(config_, available));
+  if (plan_.memory.total_bytes() > available) plan_.memory.require_fits(device_, smaller_micro_batch(config_, available));
+}
+
+void Trainer::allocate() {
+  plan_.memory.allocate(device_);
+  inputs_.resize(static_cast<std::size_t>(model_.shape().tokens()));
+  targets_.resize(inputs_.size());
   plan_.parameters.bind();
   model_.bind(device_);
 }

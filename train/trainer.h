@@ -32,8 +32,9 @@ class Trainer {
   // Plans the memory; nothing is allocated yet. `validation` may be null.
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation);
 
-  void allocate();                                                               // everything that was planned; then one of these:
-  void initialize();                                                             // draws the initial weights
+  void require_memory() const;  // throws if the plan does not fit, naming the largest micro-batch that does
+  void allocate();              // everything that was planned; then one of these:
+  void initialize();            // draws the initial weights
   void restore(const std::filesystem::path& checkpoint, const RunState& state);  // continues from a checkpoint folder; throws DataError
 
   // Runs step 0 <= step < steps: sequences step*batch .. step*batch + batch - 1 of the training source. Returns the step's scalars.

@@ -74,6 +74,8 @@ void TrainingLog::step(std::int64_t step, const StepState& result, double second
                          {"lr", result.learning_rate},
                          {"grad_norm", result.grad_norm},
                          {"tokens_per_second", static_cast<double>(tokens_per_step_) / seconds},
+                         {"flops_per_second", static_cast<double>(tokens_per_step_) * flops_per_token_ / seconds},
+                         {"memory_bytes", memory_bytes_},
                          {"seconds", state_.seconds}};
   if (result.skip_update) line["skipped"] = reason_of(result);
   if (validation_loss) {
@@ -98,15 +100,15 @@ void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<
                             {"parameters_prior", parameters_.prior},
                             {"parameters_full_projections", parameters_.full_projections},
                             {"memory_bytes", memory_bytes_},
-                            {"skipped_updates", state_.skipped_updates},
-                            {"checkpoint", std::filesystem::relative(checkpoint, run_.path()).string()}};
+                            {"skipped_updates", state_.skipped_updates}};
+  if (!checkpoint.empty()) summary["checkpoint"] = std::filesystem::relative(checkpoint, run_.path()).string();
   if (!std::isnan(state_.validation_loss)) summary["val_loss"] = state_.validation_loss;
   if (bayes_optimal_loss) {
     summary["bayes_optimal_loss"] = *bayes_optimal_loss;
     std::printf("the best any model can reach on this task: loss %.4f\n", *bayes_optimal_loss);
   }
   run_.write_summary(summary);
-  std::printf("trained in %s; model %s\n", duration_text(state_.seconds).c_str(), checkpoint.c_str());
+  std::printf("trained in %s; model %s\n", duration_text(state_.seconds).c_str(), checkpoint.empty() ? "not saved" : checkpoint.c_str());
 }
 
 int TrainingLog::stopped(int signal, bool saved) {

@@ -24,7 +24,7 @@ class TrainingLog {
   void not_saved(const std::string& reason);  // loudly: training goes on without this checkpoint
   // After step `step` (1-based), which took `seconds` without validation.
   void step(std::int64_t step, const StepState& result, double seconds, std::optional<double> validation_loss);
-  // At the end: summary.json, and where everything is. `checkpoint` is the last one.
+  // At the end: summary.json, and where everything is. `checkpoint` is the last one, empty if it could not be saved.
   void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
   // These say why the run ended early and return the program's exit code.
   int stopped(int signal, bool saved);

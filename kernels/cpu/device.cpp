@@ -53,8 +53,14 @@ std::size_t CpuDevice::available_memory() const {
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);)
     if (line.starts_with("MemAvailable:")) available = std::stoull(line.substr(13)) * 1024;
-  const auto limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
-  if (limit && used) available = std::min(available, *limit - std::min(*limit, *used));
+  if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
+    std::size_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
+    std::ifstream statistics("/sys/fs/cgroup/memory.stat");
+    std::string name;
+    for (std::size_t bytes; statistics >> name >> bytes;)  // cached files give way to a program that needs memory
+      if (name == "active_file" || name == "inactive_file") used -= std::min(used, bytes);
+    available = std::min(available, *limit - std::min(*limit, used));
+  }
   return available;
 }
 
