@@ -1,4 +1,4 @@
-#include <dnnl_version.h>
+#include <oneapi/dnnl/dnnl_version.h>
 #include <omp.h>
 
 #include <algorithm>
