@@ -10,7 +10,6 @@ using goat::Device;
 using goat::DType;
 using goat::LayerNormBackward;
 using goat::LayerNormForward;
-using goat::Tensor;
 using goat::test::Operand;
 using goat::test::Rng;
 
