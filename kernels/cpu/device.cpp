@@ -1,5 +1,5 @@
-#include <oneapi/dnnl/dnnl_version.h>
 #include <omp.h>
+#include <oneapi/dnnl/dnnl_version.h>
 
 #include <algorithm>
 #include <cstdlib>
