@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <random>
 
 #include "test/prior_oracle.h"
 #include "train/prior_setup.h"
@@ -121,6 +122,20 @@ double sequence_loss(const Config& config, const StoredValues& tensors, const st
   return loss;
 }
 }  // namespace
+
+StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed) {
+  parameters.initialize(device, seed);
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> noise(0, 0.2f);
+  StoredValues stored;
+  for (const StoredTensor& tensor : parameters.stored()) {
+    std::vector<float> values = parameters.read(device, tensor);
+    for (float& value : values) value += noise(rng);
+    parameters.write(device, tensor, values);
+    stored[tensor.name] = std::vector<double>(values.begin(), values.end());
+  }
+  return stored;
+}
 
 double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,
                   const std::vector<std::int32_t>& targets) {

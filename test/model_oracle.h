@@ -5,11 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "kernels/device.h"
 #include "train/config.h"
+#include "train/parameters.h"
 
 namespace goat::test {
 
 using StoredValues = std::map<std::string, std::vector<double>>;  // name -> row-major values
+
+// Draws the initial weights and adds noise to all of them, so that nothing stands at zero. Returns what is then stored.
+StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed);
 
 // Mean loss in nats over the B*T tokens; inputs and targets are [B, T].
 double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,

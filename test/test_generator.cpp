@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "test/catch.h"
+#include "test/model_oracle.h"
 #include "test/model_variants.h"
 #include "test/operand.h"
 #include "train/model_parameters.h"
@@ -30,14 +31,7 @@ struct RandomWeights {
     parameters.plan(memory, false);
     memory.allocate(device);
     parameters.bind();
-    parameters.initialize(device, seed);
-    Rng rng(seed);
-    std::normal_distribution<float> noise(0, 0.2f);
-    for (const StoredTensor& tensor : parameters.stored()) {
-      std::vector<float> values = parameters.read(device, tensor);
-      for (float& value : values) value += noise(rng);
-      parameters.write(device, tensor, values);
-    }
+    goat::test::randomize(device, parameters, seed);
   }
   ParameterSet parameters;
   MemoryPlan memory;

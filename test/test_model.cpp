@@ -50,16 +50,9 @@ struct TestModel {
     model = std::make_unique<Model>(config, shape, true, parameters, memory);
     memory.allocate(device);
     parameters.bind();
-    parameters.initialize(device, seed);
-    Rng rng(seed);
-    std::normal_distribution<float> noise(0, 0.2f);
-    for (const StoredTensor& tensor : parameters.stored()) {
-      std::vector<float> data = parameters.read(device, tensor);
-      for (float& value : data) value += noise(rng);
-      parameters.write(device, tensor, data);
-      values[tensor.name] = std::vector<double>(data.begin(), data.end());
-    }
+    values = goat::test::randomize(device, parameters, seed);
     model->bind(device);
+    Rng rng(seed + 2);
     std::uniform_int_distribution<std::int32_t> token(0, static_cast<std::int32_t>(config.model.vocab) - 1);
     for (std::int64_t n = 0; n < shape.tokens(); ++n) {
       inputs.push_back(token(rng));
