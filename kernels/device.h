@@ -43,11 +43,16 @@ class Device {
   virtual void launch(const EmbeddingBackward& op) = 0;
   virtual void launch(const LayerNormForward& op) = 0;
   virtual void launch(const LayerNormBackward& op) = 0;
+  virtual void launch(const RmsNormForward& op) = 0;
+  virtual void launch(const RmsNormBackward& op) = 0;
   virtual void launch(const LinearForward& op) = 0;
   virtual void launch(const LinearBackwardInput& op) = 0;
   virtual void launch(const LinearBackwardWeight& op) = 0;
   virtual void launch(const GeluForward& op) = 0;
   virtual void launch(const GeluBackward& op) = 0;
+  virtual void launch(const SwigluForward& op) = 0;
+  virtual void launch(const SwigluBackward& op) = 0;
+  virtual void launch(const Rope& op) = 0;
   virtual void launch(const FourierTable& op) = 0;
   virtual void launch(const SinkFeatures& op) = 0;
   virtual void launch(const SinkForward& op) = 0;
@@ -62,6 +67,8 @@ class Device {
   virtual void launch(const AddLoss& op) = 0;
   virtual void launch(const GradientNorm& op) = 0;
   virtual void launch(const AdamW& op) = 0;
+  virtual void launch(const Fill& op) = 0;
+  virtual void launch(const Cast& op) = 0;
 };
 
 // Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why it was chosen.

@@ -79,6 +79,32 @@ void check(const LayerNormBackward& op) {
   s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
+void check(const RmsNormForward& op) {
+  Signature s("rmsnorm_forward");
+  s.contiguous("x", op.x, model, {"N", "C"});
+  s.together("residual", op.residual, "sum", op.sum);
+  if (op.residual) {
+    s.contiguous("residual", op.residual, model, {"N", "C"});
+    s.contiguous("sum", op.sum, model, {"N", "C"});
+  }
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("out", op.out, model, {"N", "C"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+  require_positive(s, "eps", op.eps);
+}
+
+void check(const RmsNormBackward& op) {
+  Signature s("rmsnorm_backward");
+  s.contiguous("dout", op.dout, model, {"N", "C"});
+  s.contiguous("sum", op.sum, model, {"N", "C"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("dsum", op.dsum, model, {"N", "C"});
+  s.contiguous("dweight", op.dweight, model, {"C"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+}
+
 void check(const LinearForward& op) {
   Signature s("linear_forward");
   s.contiguous("x", op.x, model, {"N", "I"});
@@ -116,6 +142,33 @@ void check(const GeluBackward& op) {
   s.elementwise("x", op.x, model);
   s.elementwise("dout", op.dout, model);
   s.elementwise("dx", op.dx, model);
+}
+
+void check(const SwigluForward& op) {
+  Signature s("swiglu_forward");
+  s.strided("gate", op.gate, model, {"N", "F"});
+  s.strided("up", op.up, model, {"N", "F"});
+  s.contiguous("out", op.out, model, {"N", "F"});
+}
+
+void check(const SwigluBackward& op) {
+  Signature s("swiglu_backward");
+  s.contiguous("dout", op.dout, model, {"N", "F"});
+  s.strided("gate", op.gate, model, {"N", "F"});
+  s.strided("up", op.up, model, {"N", "F"});
+  s.strided("dgate", op.dgate, model, {"N", "F"});
+  s.strided("dup", op.dup, model, {"N", "F"});
+}
+
+void check(const Rope& op) {
+  Signature s("rope");
+  s.require(op.q || op.k, "q or k or both");
+  if (op.q) s.strided("q", op.q, model, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided("k", op.k, model, {"B", "T", "H", "d_h"});
+  s.contiguous("fourier", op.fourier, f32, {"T_max", "d_h/2", "2"});
+  s.require(s["d_h"] == 2 * s["d_h/2"], "d_h = 2 (d_h/2)", {"d_h", "d_h/2"});
+  s.scalar("first_position", op.first_position, op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
+           "0 <= first_position <= T_max - T", {"T_max", "T"});
 }
 
 void check(const FourierTable& op) {
@@ -278,6 +331,17 @@ void check(const AdamW& op) {
   s.scalar("beta2", op.beta2, op.beta2 >= 0 && op.beta2 < 1, "0 <= beta2 < 1");
   require_positive(s, "eps", op.eps);
   s.scalar("weight_decay", op.weight_decay, std::isfinite(op.weight_decay) && op.weight_decay >= 0, "a finite number, 0 for none");
+}
+
+void check(const Fill& op) {
+  Signature s("fill");
+  s.elementwise("out", op.out, real);
+}
+
+void check(const Cast& op) {
+  Signature s("cast");
+  s.elementwise("x", op.x, real);
+  s.elementwise("out", op.out, real);
 }
 
 }  // namespace goat

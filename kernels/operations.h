@@ -6,7 +6,7 @@
 //   dimension, R relative modes, M absolute modes, F = 2M+2 sink features, n sink hidden units, V vocabulary, V_p padded vocabulary.
 // * Activations, weights and their gradients have the model's dtype (f32, or bf16 with fp32 accumulation); everything marked f32 is always f32.
 // * Tensors are contiguous unless a field says "strided": then only the last dimension must be.
-// * No operation returns a value to the host: results stay in device memory. Every operation is deterministic.
+// * No operation returns a value to the host: results stay in device memory. Every operation is deterministic unless it is told that it need not be.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,29 @@ struct LayerNormBackward {
   Tensor weight;   // [C]
 };
 
+// ------------------------------------------------------------------------------------------------------------------ rmsnorm
+// sum = x + residual (sum = x if residual is absent);  out = sum * rstd * weight,  rstd = 1 / sqrt(mean of sum^2 + eps)  (Zhang & Sennrich 2019).
+// Saves sum and rstd.
+struct RmsNormForward {
+  Tensor out;       // [N, C]
+  Tensor rstd;      // f32 [N]
+  Tensor sum;       // [N, C], written when residual is present, else absent; may alias x or residual
+  Tensor x;         // [N, C]
+  Tensor residual;  // [N, C] optional
+  Tensor weight;    // [C]
+  float eps = 1e-5f;
+};
+
+// dsum += gradient through the normalisation.
+struct RmsNormBackward {
+  Tensor dsum;     // [N, C] +=
+  Tensor dweight;  // [C] +=
+  Tensor dout;     // [N, C]
+  Tensor sum;      // [N, C], rstd: as saved
+  Tensor rstd;     // f32 [N]
+  Tensor weight;   // [C]
+};
+
 // ------------------------------------------------------------------------------------------------------------------- linear
 // out = x weight^T + bias
 struct LinearForward {
@@ -93,6 +116,34 @@ struct GeluBackward {
   Tensor dx;  // may alias dout
   Tensor dout;
   Tensor x;
+};
+
+// ------------------------------------------------------------------------------------------------------------------- swiglu
+// out = silu(gate) * up,  silu(x) = x / (1 + e^-x)  (Shazeer 2020). gate and up may be the halves of one [N, 2F]. Saves gate and up.
+struct SwigluForward {
+  Tensor out;   // [N, F]
+  Tensor gate;  // strided [N, F]
+  Tensor up;    // strided [N, F]
+};
+
+struct SwigluBackward {
+  Tensor dgate;  // strided [N, F], may alias gate
+  Tensor dup;    // strided [N, F], may alias up
+  Tensor dout;   // [N, F]
+  Tensor gate;   // strided [N, F]
+  Tensor up;     // strided [N, F]
+};
+
+// --------------------------------------------------------------------------------------------------------------------- rope
+// Rotates q and k in place: row t of each head takes position p = first_position + t of the table, and the pair (x_r, x_{r + d_h/2}), r < d_h/2,
+// becomes (x_r cos - x_{r+d_h/2} sin, x_{r+d_h/2} cos + x_r sin) with (cos, sin) = fourier[p, r]  (Su et al. 2021, rotate-half form).
+// backward: the inverse rotation, which takes the gradients of the rotated vectors to those of the vectors.
+struct Rope {
+  Tensor q;        // strided [B, T, H, d_h], d_h even; optional
+  Tensor k;        // strided [B, T, H, d_h]; optional
+  Tensor fourier;  // f32 [T_max, d_h/2, 2], from FourierTable
+  std::int64_t first_position = 0;
+  bool backward = false;
 };
 
 // -------------------------------------------------------------------------------------------------------------------- prior
@@ -222,6 +273,7 @@ struct AttentionBackward {
   float scale = 0;
   bool causal = true;
   std::int64_t content_dim = 0;  // d_c; d_h where there are no lanes
+  bool deterministic = true;     // false: a device may add up dq in any order, if that is faster
 };
 
 // --------------------------------------------------------------------------------------------------------------- classifier
@@ -267,6 +319,10 @@ struct GradientNorm {
   float clip = 0;                 // 0: no clipping
 };
 
+// How an fp32 master weight becomes a bf16 parameter. stochastic: up with probability (distance from below) / (distance of the two neighbours), so
+// that the expected parameter is the master weight.
+enum class Rounding : std::uint8_t { nearest, stochastic };
+
 // Decoupled weight decay (Loshchilov & Hutter 2019), t = state->updates, g = clip_scale * grad:
 //   m <- beta1 m + (1-beta1) g,  v <- beta2 v + (1-beta2) g^2,
 //   param <- param - lr ( (m/(1-beta1^t)) / (sqrt(v/(1-beta2^t)) + eps) + weight_decay param )
@@ -281,6 +337,21 @@ struct AdamW {
   float beta2 = 0.95f;
   float eps = 1e-8f;
   float weight_decay = 0;
+  Rounding rounding = Rounding::nearest;
+  std::uint64_t seed = 0;  // stochastic: element i at update t takes a random number that is a function of (seed, t, i) alone
+};
+
+// -------------------------------------------------------------------------------------------------------------------- copies
+// out[i] = value, rounded to nearest. Any shape.
+struct Fill {
+  Tensor out;  // f32 or bf16
+  float value = 0;
+};
+
+// out[i] = x[i], rounded to nearest where out is bf16 and x is f32. Any shape.
+struct Cast {
+  Tensor out;  // f32 or bf16
+  Tensor x;    // f32 or bf16
 };
 
 // Throws std::invalid_argument where operands do not fit together: "layernorm_forward: weight 'name' [3] f32: expected shape [C] = [4] (C = 4 in x)".
@@ -288,11 +359,16 @@ void check(const EmbeddingForward& op);
 void check(const EmbeddingBackward& op);
 void check(const LayerNormForward& op);
 void check(const LayerNormBackward& op);
+void check(const RmsNormForward& op);
+void check(const RmsNormBackward& op);
 void check(const LinearForward& op);
 void check(const LinearBackwardInput& op);
 void check(const LinearBackwardWeight& op);
 void check(const GeluForward& op);
 void check(const GeluBackward& op);
+void check(const SwigluForward& op);
+void check(const SwigluBackward& op);
+void check(const Rope& op);
 void check(const FourierTable& op);
 void check(const SinkFeatures& op);
 void check(const SinkForward& op);
@@ -307,5 +383,7 @@ void check(const CrossEntropy& op);
 void check(const AddLoss& op);
 void check(const GradientNorm& op);
 void check(const AdamW& op);
+void check(const Fill& op);
+void check(const Cast& op);
 
 }  // namespace goat

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building, testing and plotting need on Debian 12 or Ubuntu 24.04: apt packages and a Python environment in .venv.
+# Installs what building, testing and plotting need on Debian 12 or Ubuntu 24.04: apt packages and a Python environment in .venv. Where there is no
+# CUDA toolkit, its headers (not nvcc) go into .venv too: the simulated GPU is compiled with them.
 # Safe to run again: what is there is left alone. Where it may not install (no root, no sudo), it lists what is missing and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,11 +28,15 @@ if ((${#missing[@]})); then
   "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
+requirements=(scripts/requirements.txt)
+toolkit=$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/..
+[[ -e $toolkit/include/cuda_runtime.h || -e /usr/local/cuda/include/cuda_runtime.h || -e /usr/include/cuda_runtime.h ]] ||
+  requirements+=(scripts/requirements_cuda_headers.txt)
 stamp=.venv/requirements.txt
-if ! cmp -s scripts/requirements.txt "$stamp"; then
+if ! cat "${requirements[@]}" | cmp -s - "$stamp"; then
   echo "setup: Python environment in .venv"
   [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
-  cp scripts/requirements.txt "$stamp"  # last: an interrupted installation is repeated
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
+  cat "${requirements[@]}" >"$stamp"  # last: an interrupted installation is repeated
 fi
 echo "setup: everything is there"

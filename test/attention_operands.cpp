@@ -3,19 +3,29 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace goat::test {
 
 namespace {
 using Index = std::int64_t;
 
-std::vector<double> packed_values(const AttentionProblem& problem) {
-  const Index rows = std::max(problem.t_q, problem.t_k), row = problem.heads * problem.head_dim;
-  std::vector<double> packed(problem.batch * rows * 3 * row, std::numeric_limits<double>::quiet_NaN());
+Operand three(Device& device, const AttentionProblem& problem, DType dtype, Layout layout, const char* name) {
+  const Index rows = std::max(problem.t_q, problem.t_k);
+  if (layout == Layout::packed) return {device, dtype, {problem.batch, rows, 3, problem.heads, problem.head_dim}, name};
+  return {device, dtype, {problem.batch, 3, problem.heads, rows, problem.head_dim}, name};
+}
+
+std::vector<double> packed_values(const AttentionProblem& problem, Layout layout) {
+  const Index rows = std::max(problem.t_q, problem.t_k), heads = problem.heads, width = problem.head_dim;
+  std::vector<double> packed(problem.batch * rows * 3 * heads * width, std::numeric_limits<double>::quiet_NaN());
   const auto place = [&](const std::vector<double>& values, Index length, Index which) {
     for (Index b = 0; b < problem.batch; ++b)
       for (Index t = 0; t < length; ++t)
-        std::copy_n(values.begin() + (b * length + t) * row, row, packed.begin() + ((b * rows + t) * 3 + which) * row);
+        for (Index h = 0; h < heads; ++h) {
+          const Index to = layout == Layout::packed ? ((b * rows + t) * 3 + which) * heads + h : ((b * 3 + which) * heads + h) * rows + t;
+          std::copy_n(values.begin() + ((b * length + t) * heads + h) * width, width, packed.begin() + to * width);
+        }
   };
   place(problem.q, problem.t_q, 0);
   place(problem.k, problem.t_k, 1);
@@ -36,7 +46,7 @@ AttentionProblem random_attention(const AttentionShape& shape, Rng& rng) {
   std::normal_distribution<float> normal;
   const auto fill = [&](std::vector<double>& values, Index rows) {
     values.resize(shape.batch * rows * shape.heads * shape.head_dim);
-    for (double& value : values) value = normal(rng);
+    for (double& value : values) value = rounded_to(shape.dtype, normal(rng));
   };
   fill(problem.q, shape.t_q);
   fill(problem.k, shape.t_k);
@@ -47,28 +57,49 @@ AttentionProblem random_attention(const AttentionShape& shape, Rng& rng) {
   return problem;
 }
 
-DeviceAttention::DeviceAttention(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes)
+DeviceAttention::DeviceAttention(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes, DType dtype, Layout layout)
     : device_(device),
+      layout_(layout),
       t_q_(problem.t_q),
       t_k_(problem.t_k),
       content_dim_(content_dim),
       scale_(static_cast<float>(problem.scale)),
       causal_(problem.causal),
       has_slope_(!problem.slope.empty()),
-      qkv(device, DType::f32, {problem.batch, std::max(problem.t_q, problem.t_k), 3, problem.heads, problem.head_dim}, "qkv"),
-      dqkv(device, DType::f32, {problem.batch, std::max(problem.t_q, problem.t_k), 3, problem.heads, problem.head_dim}, "dqkv"),
+      qkv(three(device, problem, dtype, layout, "qkv")),
+      dqkv(three(device, problem, dtype, layout, "dqkv")),
       slope(device, DType::f32, {problem.heads}, "slope"),
-      out(device, DType::f32, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "out"),
+      out(device, dtype, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "out"),
       lse(device, DType::f32, {problem.batch, problem.heads, problem.t_q}, "lse"),
-      dout(device, DType::f32, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "dout"),
+      dout(device, dtype, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "dout"),
       delta(device, DType::f32, {problem.batch, problem.heads, problem.t_q}, "delta"),
       dq_lanes(device, DType::f32, {problem.batch, problem.heads, problem.t_q, lanes}, "dq_lanes"),
       dk_lanes(device, DType::f32, {problem.batch, problem.heads, problem.t_k, lanes}, "dk_lanes"),
       dkey_bias(device, DType::f32, {problem.batch, problem.heads, problem.t_k}, "dkey_bias"),
       dslope(device, DType::f32, {problem.batch, problem.heads, problem.t_k}, "dslope") {
-  qkv.set(packed_values(problem));
+  qkv.set(packed_values(problem, layout));
   if (!problem.slope.empty()) slope.set(problem.slope);
   if (!problem.dout.empty()) dout.set(problem.dout);
+}
+
+Tensor DeviceAttention::part(const Operand& packed, int which, Index rows) const {
+  if (layout_ == Layout::packed) return packed.tensor().select(2, which).slice(1, 0, rows);
+  Tensor view = packed.tensor().select(1, which).slice(2, 0, rows);  // [B, H, T, d_h]
+  std::swap(view.shape[1], view.shape[2]);
+  std::swap(view.stride[1], view.stride[2]);
+  return view;
+}
+
+std::vector<double> DeviceAttention::unused_gradients() const {
+  const int row_dim = layout_ == Layout::packed ? 1 : 3, part_dim = layout_ == Layout::packed ? 2 : 1;
+  std::vector<double> unused;
+  for (int which = 0; which < 3; ++which) {
+    const Index rows = dqkv.tensor().shape[row_dim], used = which == 0 ? t_q_ : t_k_;
+    const Tensor beyond = dqkv.tensor().slice(row_dim, used, rows - used).slice(part_dim, which, 1);
+    const std::vector<double> values = values_of(device_, beyond);
+    unused.insert(unused.end(), values.begin(), values.end());
+  }
+  return unused;
 }
 
 AttentionForward DeviceAttention::forward_operation() const {

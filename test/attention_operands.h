@@ -11,15 +11,20 @@ struct AttentionShape {
   std::int64_t batch, t_q, t_k, heads, head_dim;
   std::int64_t content_dim, lanes;  // d_c and 2R
   bool causal, slope;
+  DType dtype = DType::f32;  // of q, k, v, dout, out and their gradients
 };
 
-// scale = 1/sqrt(d_c); q, k, v, dout ~ N(0, 1) and slopes uniform in (0, 0.1), rounded to fp32.
+// scale = 1/sqrt(d_c); q, k, v, dout ~ N(0, 1), rounded to the dtype, and slopes uniform in (0, 0.1), rounded to fp32.
 AttentionProblem random_attention(const AttentionShape& shape, Rng& rng);
 
-// q, k and v are parts of one [B, max(T_q, T_k), 3, H, d_h]; rows that belong to none stay poisoned, in the operands and in the gradients.
+// q, k and v are parts of one tensor of T = max(T_q, T_k) rows: [B, T, 3, H, d_h], or [B, 3, H, T, d_h] (heads first). Rows that belong to none stay
+// poisoned, in the operands and in the gradients.
+enum class Layout : std::uint8_t { packed, heads_first };
+
 class DeviceAttention {
  public:
-  DeviceAttention(Device& device, const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes);
+  DeviceAttention(Device& device, const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes, DType dtype = DType::f32,
+                  Layout layout = Layout::packed);
 
   AttentionForward forward_operation() const;
   AttentionBackward backward_operation() const;  // with every optional output
@@ -29,11 +34,13 @@ class DeviceAttention {
   std::vector<double> q_gradient() const { return values_of(device_, part(dqkv, 0, t_q_)); }
   std::vector<double> k_gradient() const { return values_of(device_, part(dqkv, 1, t_k_)); }
   std::vector<double> v_gradient() const { return values_of(device_, part(dqkv, 2, t_k_)); }
+  std::vector<double> unused_gradients() const;  // the elements of dqkv that belong to no row
 
  private:
-  static Tensor part(const Operand& packed, int which, std::int64_t rows) { return packed.tensor().select(2, which).slice(1, 0, rows); }
+  Tensor part(const Operand& packed, int which, std::int64_t rows) const;
 
   Device& device_;
+  Layout layout_;
   std::int64_t t_q_, t_k_, content_dim_;
   float scale_;
   bool causal_, has_slope_;

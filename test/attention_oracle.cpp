@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace goat::test {
 
@@ -98,6 +99,43 @@ AttentionGradients attention_gradients(const AttentionProblem& problem) {
                                Summed(keys)};
   for_each_head(problem, [&](const Head& head) { differentiate(head, values, gradients); });
   return gradients;
+}
+
+Summed content_part(const Summed& rows, const AttentionProblem& problem, Index content_dim, double scale) {
+  Summed content(static_cast<Index>(rows.value.size()));
+  for (Index n = 0; n < static_cast<Index>(rows.value.size()); ++n)
+    if (n % problem.head_dim < content_dim) content.add(n, scale * rows.value[n], scale * rows.terms[n]);
+  return content;
+}
+
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, Index content_dim, Index lanes, double scale) {
+  const Index width = problem.head_dim, length = static_cast<Index>(rows.value.size()) / (problem.batch * problem.heads * width);
+  Summed part(problem.batch * problem.heads * length * lanes);
+  Index to = 0;
+  for (Index b = 0; b < problem.batch; ++b)
+    for (Index h = 0; h < problem.heads; ++h)
+      for (Index t = 0; t < length; ++t)
+        for (Index lane = 0; lane < lanes; ++lane) {
+          const Index from = ((b * length + t) * problem.heads + h) * width + content_dim + lane;
+          part.add(to++, scale * rows.value[from], scale * rows.terms[from]);
+        }
+  return part;
+}
+
+AttentionOutputs attention_outputs(const AttentionProblem& problem, Index content_dim, Index lanes) {
+  AttentionValues values = attention(problem);
+  AttentionGradients gradients = attention_gradients(problem);
+  Summed lse(static_cast<Index>(values.lse.size()));
+  for (std::size_t n = 0; n < values.lse.size(); ++n) lse.add(static_cast<Index>(n), values.lse[n], std::abs(values.lse[n]));
+  return {std::move(values.out),
+          std::move(lse),
+          content_part(gradients.s_k, problem, content_dim, problem.scale),
+          content_part(gradients.s_q, problem, content_dim, problem.scale),
+          std::move(gradients.dv),
+          lanes_part(gradients.s_k, problem, content_dim, lanes, 1),
+          lanes_part(gradients.s_q, problem, content_dim, lanes, problem.scale),
+          std::move(gradients.dkey_bias),
+          std::move(gradients.dslope)};
 }
 
 }  // namespace goat::test

@@ -1,4 +1,4 @@
-// Attention and its gradients in float64, written naively: the oracle of test_attention.cpp.
+// Attention and its gradients in float64, written naively: the oracle of the attention tests.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,17 @@ struct AttentionGradients {
   Summed dslope;     // [B, H, T_k]
 };
 
+// Everything that AttentionForward and AttentionBackward give, in their layout: dq and dk with zeros on the lanes, dq_lanes and dk_lanes beside them.
+struct AttentionOutputs {
+  Summed out, lse, dq, dk, dv, dq_lanes, dk_lanes, dkey_bias, dslope;
+};
+
 AttentionValues attention(const AttentionProblem& problem);
 AttentionGradients attention_gradients(const AttentionProblem& problem);
+AttentionOutputs attention_outputs(const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes);
+
+// scale times the content of [B, T, H, d_h], zeros on the lanes; and scale times the first `lanes` coordinates after it, as [B, H, T, lanes].
+Summed content_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim, double scale);
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes, double scale);
 
 }  // namespace goat::test

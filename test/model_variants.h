@@ -6,13 +6,13 @@
 
 namespace goat::test {
 
-struct Variant {
+struct ModelVariant {
   const char* name;
   std::vector<std::string> settings;
 };
 
-inline const std::vector<Variant>& model_variants() {
-  static const std::vector<Variant> variants = {
+inline const std::vector<ModelVariant>& model_variants() {
+  static const std::vector<ModelVariant> variants = {
       {"goat, free slope", {}},
       {"goat, softplus slope", {"prior.recency=softplus", "prior.init=alibi"}},
       {"goat, no slope", {"prior.recency=off"}},

@@ -6,10 +6,28 @@
 #include <sstream>
 #include <stdexcept>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(place, bytes) static_cast<void>(place)
+#define ASAN_UNPOISON_MEMORY_REGION(place, bytes) static_cast<void>(place)
+#endif
+
 namespace goat::test {
 
 namespace {
 constexpr std::size_t guard_bytes = 256;
+
+// With AddressSanitizer, reading a guard band is an error too, on devices whose memory is the host's.
+void close_guards(const Device& device, const DeviceBuffer& buffer, bool closed) {
+  if (device.info().name == "cuda") return;
+  auto* first = static_cast<unsigned char*>(buffer.data());
+  for (unsigned char* guard : {first, first + buffer.bytes() - guard_bytes})
+    if (closed)
+      ASAN_POISON_MEMORY_REGION(guard, guard_bytes);
+    else
+      ASAN_UNPOISON_MEMORY_REGION(guard, guard_bytes);
+}
 
 double element_as_double(const unsigned char* bytes, DType dtype) {
   switch (dtype) {
@@ -61,7 +79,41 @@ void store_rounded(unsigned char* bytes, DType dtype, double value) {
 }
 }  // namespace
 
-std::vector<std::string> device_names() { return {"cpu"}; }
+std::vector<std::string> device_names(DType dtype) {
+  const char* wanted = std::getenv("GOAT_TEST_DEVICES");
+  std::vector<std::string> names;
+  for (const std::string name : {"cpu", "simt", "cuda"}) {
+    if (dtype != DType::f32 && name == "cpu") continue;
+    if (wanted && ("," + std::string(wanted) + ",").find("," + name + ",") == std::string::npos) continue;
+    try {
+      open_device(name);
+      names.push_back(name);
+    } catch (const std::invalid_argument&) {  // not in this build, or not on this machine
+      if (wanted) throw;
+    }
+  }
+  return names;
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::string& name : device_names(dtype)) all.push_back({name, dtype});
+  return all;
+}
+
+double rounded_to(DType dtype, double value) {
+  unsigned char bytes[8];
+  store_rounded(bytes, dtype, value);
+  return element_as_double(bytes, dtype);
+}
+
+std::vector<double> rounded_to(DType dtype, std::vector<double> values) {
+  for (double& value : values) value = rounded_to(dtype, value);
+  return values;
+}
+
+bool reduced() { return std::getenv("GOAT_TEST_REDUCED") != nullptr; }
 
 std::uint64_t fresh_seed() {
   if (const char* text = std::getenv("GOAT_TEST_SEED")) return std::strtoull(text, nullptr, 10);
@@ -75,6 +127,7 @@ Operand::Operand(Device& device, DType dtype, std::initializer_list<std::int64_t
   const std::vector<unsigned char> poison(bytes, 0xFF);
   device.upload(buffer_.data(), poison.data(), bytes);
   tensor_.data = static_cast<unsigned char*>(buffer_.data()) + guard_bytes;
+  close_guards(device, buffer_, true);
 }
 
 Operand Operand::normal(Device& device, Rng& rng, std::initializer_list<std::int64_t> shape, const char* name, double scale, DType dtype) {
@@ -100,7 +153,9 @@ Operand Operand::zeros(Device& device, std::initializer_list<std::int64_t> shape
 
 std::vector<double> Operand::values() const {
   std::vector<unsigned char> bytes(buffer_.bytes());
+  close_guards(*device_, buffer_, false);
   device_->download(bytes.data(), buffer_.data(), bytes.size());
+  close_guards(*device_, buffer_, true);
   for (std::size_t i = 0; i < guard_bytes; ++i)
     if (bytes[i] != 0xFF || bytes[bytes.size() - 1 - i] != 0xFF) throw std::runtime_error(std::string(tensor_.name) + ": written outside its bounds");
   return values_of(*device_, tensor_);
@@ -132,7 +187,10 @@ std::vector<double> values_of(Device& device, const Tensor& view) {
   return values;
 }
 
-std::string mismatch_fp32(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms) {
+namespace {
+// The error bound is share ||want|| + allowance + 8 * 2^-24 ||terms||.
+std::string mismatch(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms, double share,
+                     double allowance) {
   std::ostringstream message;
   if (got.size() != want.size() || (!terms.empty() && terms.size() != want.size())) {
     message << "sizes differ: got " << got.size() << ", want " << want.size() << ", terms " << terms.size();
@@ -152,11 +210,26 @@ std::string mismatch_fp32(const std::vector<double>& got, const std::vector<doub
     condition += magnitude * magnitude;
     if (difference > worst) worst = difference, where = i;
   }
-  const double allowed = 1e-5 * std::sqrt(norm) + 8 * 0x1p-24 * std::sqrt(condition);
+  const double allowed = share * std::sqrt(norm) + allowance + 8 * 0x1p-24 * std::sqrt(condition);
   if (std::sqrt(error) <= allowed) return "";
   message << "||got - want|| = " << std::sqrt(error) << " > " << allowed << " (||want|| = " << std::sqrt(norm) << "); worst element " << where
           << ": got " << got[where] << ", want " << want[where];
   return message.str();
+}
+
+}  // namespace
+
+std::string mismatch_fp32(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms) {
+  return mismatch(got, want, terms, 1e-5, 0);
+}
+
+std::string mismatch_bf16(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms,
+                          const std::vector<double>& plain) {
+  const std::vector<double> reference = plain.empty() ? rounded_to(DType::bf16, want) : plain;
+  if (reference.size() != want.size()) return "sizes differ: plain " + std::to_string(reference.size()) + ", want " + std::to_string(want.size());
+  double squares = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) squares += (reference[i] - want[i]) * (reference[i] - want[i]);
+  return mismatch(got, want, terms, 0, 2 * std::sqrt(squares));
 }
 
 }  // namespace goat::test

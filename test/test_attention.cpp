@@ -200,6 +200,8 @@ TEST_CASE("attention forward and backward: match float64 where queries and keys 
       for (const Index t_k : {100, 192, 250})
         for (const bool causal : {true, false}) check_attention(*device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
     check_attention(*device, {2, 130, 7, 3, 24, 20, 2, false, true}, rng);
+    for (Index lead = 1; lead <= 32; ++lead)  // the diagonal meets the edges of tiles everywhere
+      check_attention(*device, {1, 64, 64 + lead, 1, 8, 8, 0, true, true}, rng);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/schedules.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -28,6 +29,7 @@ struct Batch {
   Values targets;
   Values weights;
   double weight = 1;
+  DType dtype = DType::f32;  // of the logits, which hold values of this type
 
   double weight_of(std::size_t row) const { return weight * (weights.empty() ? 1.0 : weights[row]); }
 };
@@ -36,12 +38,12 @@ std::size_t at(std::size_t row, std::int64_t column, const Shape& s) {
   return row * static_cast<std::size_t>(s.padded) + static_cast<std::size_t>(column);
 }
 
-Batch random_batch(Rng& rng, const Shape& s, double spread, double offset = 0) {
+Batch random_batch(Rng& rng, DType dtype, const Shape& s, double spread, double offset = 0) {
   std::normal_distribution<double> normal(offset, spread);
   std::uniform_int_distribution<std::int64_t> token(0, s.vocab - 1);
-  Batch batch{s, {}, {}, {}};
+  Batch batch{s, {}, {}, {}, 1, dtype};
   for (std::int64_t n = 0; n < s.rows; ++n) {
-    for (std::int64_t v = 0; v < s.padded; ++v) batch.logits.push_back(v < s.vocab ? static_cast<float>(normal(rng)) : not_a_number);
+    for (std::int64_t v = 0; v < s.padded; ++v) batch.logits.push_back(v < s.vocab ? rounded_to(dtype, normal(rng)) : not_a_number);
     batch.targets.push_back(static_cast<double>(token(rng)));
   }
   batch.targets.front() = static_cast<double>(s.vocab - 1);
@@ -84,7 +86,7 @@ struct Result {
 
 Result run(Device& device, const Batch& batch, bool backward) {
   const Shape& s = batch.shape;
-  const auto logits = Operand::of(device, batch.logits, {s.rows, s.padded}, "logits");
+  const auto logits = Operand::of(device, batch.logits, {s.rows, s.padded}, "logits", batch.dtype);
   const auto targets = Operand::of(device, batch.targets, {s.rows}, "targets", DType::i32);
   const Operand row_losses(device, DType::f32, {s.rows}, "losses");
   CrossEntropy op{logits, row_losses, targets, {}, static_cast<float>(batch.weight), s.vocab, backward};
@@ -101,7 +103,7 @@ Result run(Device& device, const Batch& batch, bool backward) {
 void check_against_float64(Device& device, const Batch& batch) {
   const Result got = run(device, batch, true);
   CHECK_FP32(got.losses, losses(batch));
-  CHECK_FP32(got.logits, gradient(batch));
+  CHECK_MATCHES(batch.dtype, got.logits, gradient(batch));
   bool padding_is_zero = true;
   for (std::size_t n = 0; n < batch.targets.size(); ++n)
     for (std::int64_t v = batch.shape.vocab; v < batch.shape.padded; ++v) padding_is_zero = padding_is_zero && got.logits[at(n, v, batch.shape)] == 0;
@@ -117,11 +119,11 @@ const std::vector<Shape> shapes{{1, 1, 1},       {3, 1, 8},     {17, 2, 2},     
 TEST_CASE("classifier: losses and gradients match float64 at odd shapes, whatever the padding holds") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      check_against_float64(*device, random_batch(rng, s, 2));
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      check_against_float64(*device, random_batch(rng, dtype, s, 2));
     }
   }
 }
@@ -130,11 +132,11 @@ TEST_CASE("classifier: row weights scale the gradient and leave the losses") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   std::uniform_real_distribution<float> uniform(0.1f, 3);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      Batch batch = random_batch(rng, s, 2);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      Batch batch = random_batch(rng, dtype, s, 2);
       batch.weight = 1.0 / 1024;
       check_against_float64(*device, batch);
       for (std::int64_t n = 0; n < s.rows; ++n) batch.weights.push_back(uniform(rng));
@@ -148,11 +150,11 @@ TEST_CASE("classifier: row weights scale the gradient and leave the losses") {
 TEST_CASE("classifier: masked rows have no loss and no gradient, even where their logits are NaN") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      Batch batch = random_batch(rng, s, 2);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets[1] = -1;
       for (std::int64_t v = 0; v < s.padded; ++v) batch.logits[at(1, v, s)] = not_a_number;
       check_against_float64(*device, batch);
@@ -166,16 +168,16 @@ TEST_CASE("classifier: logits of +-80 and offsets of +-10,000 match float64") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   std::bernoulli_distribution coin;
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      Batch extreme = random_batch(rng, s, 1);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      Batch extreme = random_batch(rng, dtype, s, 1);
       for (double& value : extreme.logits)
         if (!std::isnan(value)) value = coin(rng) ? 80 : -80;
       check_against_float64(*device, extreme);
-      check_against_float64(*device, random_batch(rng, s, 40));
-      for (const double offset : {1e4, -1e4}) check_against_float64(*device, random_batch(rng, s, 3, offset));
+      check_against_float64(*device, random_batch(rng, dtype, s, 40));
+      for (const double offset : {1e4, -1e4}) check_against_float64(*device, random_batch(rng, dtype, s, 3, offset));
     }
   }
 }
@@ -183,11 +185,11 @@ TEST_CASE("classifier: logits of +-80 and offsets of +-10,000 match float64") {
 TEST_CASE("classifier: a target with almost all probability keeps a loss and a gradient of full relative accuracy") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{5, 2, 3}, Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      Batch batch = random_batch(rng, s, 1);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      Batch batch = random_batch(rng, dtype, s, 1);
       Values small_losses, target_gradients, got_gradients;
       for (std::size_t n = 0; n < batch.targets.size(); ++n) {
         const auto target = static_cast<std::int64_t>(batch.targets[n]);
@@ -201,7 +203,7 @@ TEST_CASE("classifier: a target with almost all probability keeps a loss and a g
       for (std::size_t n = 0; n < batch.targets.size(); ++n)
         got_gradients.push_back(got.logits[at(n, static_cast<std::int64_t>(batch.targets[n]), s)]);
       CHECK_FP32(got.losses, small_losses);
-      CHECK_FP32(got_gradients, target_gradients);
+      CHECK_MATCHES(dtype, got_gradients, target_gradients);
     }
   }
 }
@@ -210,13 +212,14 @@ TEST_CASE("classifier: a NaN or infinite logit makes the loss of its own row NaN
   const auto seed = fresh_seed();
   Rng rng(seed);
   const Shape s{5, 100, 128};
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const double bad : {not_a_number, std::numeric_limits<double>::infinity()})
       for (const bool at_target : {true, false})
         for (const bool backward : {true, false}) {
-          INFO("device " << name << ", seed " << seed << ", " << bad << (at_target ? " at the target" : " beside the target"));
-          Batch batch = random_batch(rng, s, 2);
+          INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", " << bad
+                         << (at_target ? " at the target" : " beside the target"));
+          Batch batch = random_batch(rng, dtype, s, 2);
           batch.targets[2] = 40;
           batch.logits[at(2, at_target ? 40 : 41, s)] = bad;
           const Result got = run(*device, batch, backward);
@@ -228,16 +231,16 @@ TEST_CASE("classifier: a NaN or infinite logit makes the loss of its own row NaN
 TEST_CASE("classifier: without backward the logits stay as they are, bit for bit") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
-      Batch batch = random_batch(rng, s, 2);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets.back() = -1;
-      const auto logits = Operand::of(*device, batch.logits, {s.rows, s.padded}, "logits");
+      const auto logits = Operand::of(*device, batch.logits, {s.rows, s.padded}, "logits", dtype);
       const auto targets = Operand::of(*device, batch.targets, {s.rows}, "targets", DType::i32);
       const Operand row_losses(*device, DType::f32, {s.rows}, "losses");
-      std::vector<std::uint32_t> before(batch.logits.size()), after(batch.logits.size());
+      std::vector<unsigned char> before(logits.tensor().bytes()), after(before.size());
       device->download(before.data(), logits.tensor().data, logits.tensor().bytes());
       device->run(CrossEntropy{logits, row_losses, targets, {}, 0.5f, s.vocab, false});
       device->download(after.data(), logits.tensor().data, logits.tensor().bytes());
@@ -246,18 +249,74 @@ TEST_CASE("classifier: without backward the logits stay as they are, bit for bit
   }
 }
 
-TEST_CASE("classifier: repeats bit for bit") {
+TEST_CASE("classifier: the same bits in every order of the work") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    INFO("device " << name << ", seed " << seed);
-    const Batch batch = random_batch(rng, {17, 5003, 5056}, 2);
-    const Result first = run(*device, batch, true);
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      const Result again = run(*device, batch, true);
-      CHECK(again.losses == first.losses);
-      CHECK(again.logits == first.logits);
+    for (const Shape& s : {Shape{5, 5003, 5056}, Shape{3, 999, 1001}}) {
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", V_p " << s.padded);
+      const Batch batch = random_batch(rng, dtype, s, 2);
+      check_schedules(name, [&] {
+        Result result = run(*device, batch, true);
+        result.losses.insert(result.losses.end(), result.logits.begin(), result.logits.end());
+        return result.losses;
+      });
+    }
+  }
+}
+
+TEST_CASE("classifier: logits that do not start on 16 bytes match float64") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  const Shape s{5, 61, 64};
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const Batch batch = random_batch(rng, dtype, s, 2);
+    Values shifted = batch.logits;
+    shifted.insert(shifted.begin(), 7);
+    const auto memory = Operand::of(*device, shifted, {s.rows * s.padded + 1}, "memory", dtype);
+    const Tensor logits = memory.tensor().slice(0, 1, s.rows * s.padded).reshape({s.rows, s.padded});
+    const auto targets = Operand::of(*device, batch.targets, {s.rows}, "targets", DType::i32);
+    const Operand row_losses(*device, DType::f32, {s.rows}, "losses");
+    device->run(CrossEntropy{logits, row_losses, targets, {}, 1, s.vocab, true});
+    CHECK_FP32(row_losses.values(), losses(batch));
+    CHECK_MATCHES(dtype, values_of(*device, logits), gradient(batch));
+    CHECK(memory.values()[0] == 7);
+  }
+}
+
+TEST_CASE("classifier: logits of -infinity take no part") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  const Shape s{3, 9000, 9000};
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    Batch batch = random_batch(rng, dtype, s, 2);
+    for (std::size_t i = 0; i < batch.logits.size(); ++i)
+      if (i % 9000 < 8990) batch.logits[i] = -std::numeric_limits<double>::infinity();
+    batch.targets = {8995, 8990, 8999};
+    check_against_float64(*device, batch);
+  }
+}
+
+TEST_CASE("classifier: a GPU gives a target outside the vocabulary a loss of NaN, and the other rows theirs") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  for (const auto& [name, dtype] : variants()) {
+    if (name == "cpu") continue;
+    const auto device = open_device(name);
+    for (const double bad : {17.0, 24.0, 2147483647.0}) {
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", target " << bad);
+      const Batch good = random_batch(rng, dtype, {3, 17, 24}, 2);
+      Batch batch = good;
+      batch.targets[2] = bad;
+      const Result got = run(*device, batch, true);
+      CHECK(std::isnan(got.losses[2]));
+      const Values want = losses(good);
+      CHECK_FP32(Values(got.losses.begin(), got.losses.begin() + 2), Values(want.begin(), want.begin() + 2));
     }
   }
 }
@@ -265,7 +324,7 @@ TEST_CASE("classifier: repeats bit for bit") {
 TEST_CASE("classifier: the float64 gradient is the derivative of the weighted float64 losses") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  Batch batch = random_batch(rng, {3, 5, 7}, 2);
+  Batch batch = random_batch(rng, DType::f32, {3, 5, 7}, 2);
   batch.targets[1] = -1;
   batch.weights = {0.5, 2, 1.5};
   batch.weight = 0.25;

@@ -6,6 +6,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/schedules.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -63,13 +64,13 @@ Values backward(const Shape& s, const Values& start, const Values& dout, const V
 TEST_CASE("embedding forward: copies the rows of the table exactly") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
-      const auto table = Operand::normal(*device, rng, {s.vocab, s.width}, "table");
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
+      const auto table = Operand::normal(*device, rng, {s.vocab, s.width}, "table", 1, dtype);
       const auto tokens = Operand::of(*device, random_tokens(rng, s), {s.tokens}, "tokens", DType::i32);
-      const Operand out(*device, DType::f32, {s.tokens, s.width}, "out");
+      const Operand out(*device, dtype, {s.tokens, s.width}, "out");
       device->run(EmbeddingForward{out, tokens, table});
       CHECK(out.values() == forward(s, tokens.values(), table.values()));
     }
@@ -79,17 +80,17 @@ TEST_CASE("embedding forward: copies the rows of the table exactly") {
 TEST_CASE("embedding backward: adds to what is there, matches float64 and leaves rows without a token alone") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
-      const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 3);
-      const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout");
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
+      const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 3, dtype);
+      const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
       const Values ids = random_tokens(rng, s), before = dtable.values();
       const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
       device->run(EmbeddingBackward{dtable, dout, tokens});
       const Values after = dtable.values();
-      CHECK_FP32(after, backward(s, before, dout.values(), ids, false), backward(s, before, dout.values(), ids, true));
+      CHECK_MATCHES(dtype, after, backward(s, before, dout.values(), ids, false), backward(s, before, dout.values(), ids, true));
       const Values named = backward(s, Values(before.size(), 0.0), Values(dout.values().size(), 1.0), ids, false);
       bool untouched = true;
       for (std::size_t i = 0; i < after.size(); ++i) untouched = untouched && (named[i] > 0 || after[i] == before[i]);
@@ -102,33 +103,78 @@ TEST_CASE("embedding backward: one token repeated throughout the batch matches f
   const auto seed = fresh_seed();
   Rng rng(seed);
   const Shape s{2000, 9, 130};
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    INFO("device " << name << ", seed " << seed);
-    const auto dtable = Operand::zeros(*device, {s.vocab, s.width}, "dtable");
-    const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout");
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const auto dtable = Operand::zeros(*device, {s.vocab, s.width}, "dtable", dtype);
+    const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
     const Values ids(static_cast<std::size_t>(s.tokens), 4.0), zeros(static_cast<std::size_t>(s.vocab * s.width), 0.0);
     const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
     device->run(EmbeddingBackward{dtable, dout, tokens});
-    CHECK_FP32(dtable.values(), backward(s, zeros, dout.values(), ids, false), backward(s, zeros, dout.values(), ids, true));
+    CHECK_MATCHES(dtype, dtable.values(), backward(s, zeros, dout.values(), ids, false), backward(s, zeros, dout.values(), ids, true));
   }
 }
 
-TEST_CASE("embedding backward: repeats bit for bit") {
+TEST_CASE("embedding backward: adds in the order of n") {
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype));
+    const double huge = 0x1p30;  // 1 is lost where it is added to it
+    const auto dtable = Operand::zeros(*device, {3, 1}, "dtable", dtype);
+    const auto tokens = Operand::of(*device, {0, 2, 2, 0, 0, 2}, {6}, "tokens", DType::i32);
+    const auto dout = Operand::of(*device, {huge, huge, 1, -huge, 1, -huge}, {6, 1}, "dout", dtype);
+    device->run(EmbeddingBackward{dtable, dout, tokens});
+    CHECK(dtable.values() == Values{1, 0, 0});
+  }
+}
+
+TEST_CASE("embedding backward: common tokens among rare ones, in a large vocabulary, match float64") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  const Shape s{1031, 40, 197};
-  for (const auto& name : device_names()) {
+  const Shape s{1700, 70000, 24};  // three digits of the sort; runs that begin, end and lie anywhere in a chunk
+  std::geometric_distribution<int> geometric(0.3);
+  std::uniform_int_distribution<int> uniform(0, 69999);
+  Values ids;
+  for (std::int64_t n = 0; n < s.tokens; ++n) ids.push_back(n % 3 == 0 ? uniform(rng) : 65000 - 300 * geometric(rng));
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    INFO("device " << name << ", seed " << seed);
-    const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout");
-    const auto tokens = Operand::of(*device, random_tokens(rng, s), {s.tokens}, "tokens", DType::i32);
-    Values first;
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const auto dtable = Operand::zeros(*device, {s.vocab, s.width}, "dtable");
-      device->run(EmbeddingBackward{dtable, dout, tokens});
-      if (repeat == 0) first = dtable.values();
-      CHECK(dtable.values() == first);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 3, dtype);
+    const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
+    const Values before = dtable.values();
+    const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
+    device->run(EmbeddingBackward{dtable, dout, tokens});
+    CHECK_MATCHES(dtype, dtable.values(), backward(s, before, dout.values(), ids, false), backward(s, before, dout.values(), ids, true));
+  }
+}
+
+TEST_CASE("embedding: no tokens are no work") {
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype));
+    const auto table = Operand::of(*device, {1, 2, 3, 4, 5, 6}, {2, 3}, "table", dtype);
+    const Operand none(*device, dtype, {0, 3}, "none"), tokens(*device, DType::i32, {0}, "tokens");
+    device->run(EmbeddingForward{none, tokens, table});
+    device->run(EmbeddingBackward{table, none, tokens});
+    CHECK(table.values() == Values{1, 2, 3, 4, 5, 6});
+  }
+}
+
+TEST_CASE("embedding: bitwise the same in any order of the threads") {
+  const auto seed = fresh_seed();
+  for (const Shape& s : {Shape{1031, 40, 197}, Shape{700, 300, 64}}) {
+    for (const auto& [name, dtype] : variants()) {
+      const auto device = open_device(name);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+      check_schedules(name, [&, type = dtype] {
+        Rng rng(seed);
+        const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 1, type);
+        const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, type);
+        const auto tokens = Operand::of(*device, random_tokens(rng, s), {s.tokens}, "tokens", DType::i32);
+        device->run(EmbeddingBackward{dtable, dout, tokens});
+        device->run(EmbeddingForward{dout, tokens, dtable});
+        return concatenated({dtable.values(), dout.values()});
+      });
     }
   }
 }

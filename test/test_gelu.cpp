@@ -4,6 +4,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/schedules.h"
 
 using goat::DType;
 using goat::GeluBackward;
@@ -45,21 +46,21 @@ TEST_CASE("gelu: the derivative of the oracle is its numerical derivative") {
 }
 
 TEST_CASE("gelu: forward and backward match float64 at odd sizes and small and large arguments") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     for (const std::int64_t n : {0, 1, 7, 64, 8191, 3 * 8192 + 5}) {
       for (const double scale : {1e-3, 1.0, 10.0}) {
         INFO("n = " << n << ", scale " << scale);
-        const auto x = Operand::normal(*device, rng, {n}, "x", scale), dout = Operand::normal(*device, rng, {n}, "dout");
-        const Operand out(*device, DType::f32, {n}, "out"), dx(*device, DType::f32, {n}, "dx");
+        const auto x = Operand::normal(*device, rng, {n}, "x", scale, dtype), dout = Operand::normal(*device, rng, {n}, "dout", 1, dtype);
+        const Operand out(*device, dtype, {n}, "out"), dx(*device, dtype, {n}, "dx");
         device->run(GeluForward{out, x});
         device->run(GeluBackward{dx, dout, x});
         const Values dx_terms = product(map(std::abs, dout.values()), map(gelu_derivative_terms, x.values()));
-        CHECK_FP32(out.values(), map(gelu, x.values()), map(gelu_terms, x.values()));
-        CHECK_FP32(dx.values(), product(dout.values(), map(gelu_derivative, x.values())), dx_terms);
+        CHECK_MATCHES(dtype, out.values(), map(gelu, x.values()), map(gelu_terms, x.values()));
+        CHECK_MATCHES(dtype, dx.values(), product(dout.values(), map(gelu_derivative, x.values())), dx_terms);
       }
     }
   }
@@ -84,12 +85,12 @@ TEST_CASE("gelu forward: the left tail keeps its relative accuracy") {
 }
 
 TEST_CASE("gelu: passes large arguments, shuts small ones off, keeps NaN, and has the right derivative there") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
-    INFO("device " << name);
-    const auto x = Operand::of(*device, {0, 25, 1e20, infinity, -25, -1e20, std::nan("")}, {7}, "x");
-    const auto dout = Operand::of(*device, Values(7, 1), {7}, "dout");
-    const Operand out(*device, DType::f32, {7}, "out"), dx(*device, DType::f32, {7}, "dx");
+    INFO("device " << name << ", " << goat::name_of(dtype));
+    const auto x = Operand::of(*device, {0, 25, 1e20, infinity, -25, -1e20, std::nan("")}, {7}, "x", dtype);
+    const auto dout = Operand::of(*device, Values(7, 1), {7}, "dout", dtype);
+    const Operand out(*device, dtype, {7}, "out"), dx(*device, dtype, {7}, "dx");
     device->run(GeluForward{out, x});
     device->run(GeluBackward{dx, dout, x});
     const Values got = out.values(), slope = dx.values();
@@ -105,14 +106,45 @@ TEST_CASE("gelu: passes large arguments, shuts small ones off, keeps NaN, and ha
 }
 
 TEST_CASE("gelu backward: dx may be written over dout, and any shape is one array") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    const auto x = Operand::normal(*device, rng, {2, 3, 5, 7}, "x"), dout = Operand::normal(*device, rng, {2, 3, 5, 7}, "dout");
+    const auto x = Operand::normal(*device, rng, {2, 3, 5, 7}, "x", 1, dtype), dout = Operand::normal(*device, rng, {2, 3, 5, 7}, "dout", 1, dtype);
     const Values want = product(dout.values(), map(gelu_derivative, x.values()));
     device->run(GeluBackward{dout, dout, x});
-    CHECK_FP32(dout.values(), want);
+    CHECK_MATCHES(dtype, dout.values(), want);
+  }
+}
+
+TEST_CASE("gelu: operands may start at any element") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const auto x = Operand::normal(*device, rng, {100}, "x", 1, dtype);
+    const Operand out(*device, dtype, {64}, "out");
+    const goat::Tensor part = x.tensor().slice(0, 3, 64);
+    device->run(GeluForward{out, part});
+    const Values values = goat::test::values_of(*device, part);
+    CHECK_MATCHES(dtype, out.values(), map(gelu, values), map(gelu_terms, values));
+  }
+}
+
+TEST_CASE("gelu: bitwise the same in any order of the threads") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
+    goat::test::check_schedules(name, [&, type = dtype] {
+      Rng rng(seed);
+      const auto x = Operand::normal(*device, rng, {3001}, "x", 1, type), dout = Operand::normal(*device, rng, {3001}, "dout", 1, type);
+      const Operand out(*device, type, {3001}, "out");
+      device->run(GeluForward{out, x});
+      device->run(GeluBackward{dout, dout, x});
+      return goat::test::concatenated({out.values(), dout.values()});
+    });
   }
 }

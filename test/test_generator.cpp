@@ -50,7 +50,7 @@ std::vector<double> as_double(std::span<const float> values) { return {values.be
 TEST_CASE("generator: logits with the cache match those without, prompt and every token, beyond the training length, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    for (const goat::test::Variant& variant : goat::test::model_variants()) {
+    for (const goat::test::ModelVariant& variant : goat::test::model_variants()) {
       const std::uint64_t seed = goat::test::fresh_seed();
       Rng rng(seed);
       const Config config = byte_config(variant.settings);

@@ -3,6 +3,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/schedules.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -71,24 +72,41 @@ std::vector<Shape> shapes() {
   return all;
 }
 
+// out, dx, dweight and dbias, one after the other; the gradients start from zero.
+Values forward_and_backward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dout) {
+  const DType dtype = x.dtype;
+  const std::int64_t N = x.shape[0], I = x.shape[1], O = weight.shape[0];
+  const Operand out(device, dtype, {N, O}, "out"), dx(device, dtype, {N, I}, "dx");
+  const auto dweight = Operand::zeros(device, {O, I}, "dweight", dtype), dbias = Operand::zeros(device, {O}, "dbias", dtype);
+  device.run(LinearForward{out, x, weight, bias});
+  device.run(LinearBackwardInput{dx, dout, weight});
+  device.run(LinearBackwardWeight{dweight, dbias, dout, x});
+  Values all;
+  for (const Operand* operand : {&out, &dx, &dweight, &dbias}) {
+    const Values values = operand->values();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
 }  // namespace
 
 TEST_CASE("linear forward: matches float64 at odd shapes, with and without bias") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
-      const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x");
-      const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight");
-      const auto bias = Operand::normal(*device, rng, {s.out}, "bias");
-      const Operand with(*device, DType::f32, {s.tokens, s.out}, "out"), without(*device, DType::f32, {s.tokens, s.out}, "out");
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype);
+      const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype);
+      const auto bias = Operand::normal(*device, rng, {s.out}, "bias", 1, dtype);
+      const Operand with(*device, dtype, {s.tokens, s.out}, "out"), without(*device, dtype, {s.tokens, s.out}, "out");
       device->run(LinearForward{with, x, weight, bias});
       device->run(LinearForward{without, x, weight, {}});
       const Oracle want_with = forward(s, x.values(), weight.values(), bias.values()), want_without = forward(s, x.values(), weight.values(), {});
-      CHECK_FP32(with.values(), want_with.value, want_with.terms);
-      CHECK_FP32(without.values(), want_without.value, want_without.terms);
+      CHECK_MATCHES(dtype, with.values(), want_with.value, want_with.terms);
+      CHECK_MATCHES(dtype, without.values(), want_without.value, want_without.terms);
     }
   }
 }
@@ -96,16 +114,16 @@ TEST_CASE("linear forward: matches float64 at odd shapes, with and without bias"
 TEST_CASE("linear backward: the input's gradient matches float64 at odd shapes") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
-      const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout");
-      const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight");
-      const Operand dx(*device, DType::f32, {s.tokens, s.in}, "dx");
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
+      const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype);
+      const Operand dx(*device, dtype, {s.tokens, s.in}, "dx");
       device->run(LinearBackwardInput{dx, dout, weight});
       const Oracle want = backward_input(s, dout.values(), weight.values());
-      CHECK_FP32(dx.values(), want.value, want.terms);
+      CHECK_MATCHES(dtype, dx.values(), want.value, want.terms);
     }
   }
 }
@@ -113,22 +131,22 @@ TEST_CASE("linear backward: the input's gradient matches float64 at odd shapes")
 TEST_CASE("linear backward: weight and bias gradients add to what is there and match float64 at odd shapes") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
-      const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout");
-      const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x");
-      const auto dweight = Operand::normal(*device, rng, {s.out, s.in}, "dweight", 3);
-      const auto dbias = Operand::normal(*device, rng, {s.out}, "dbias", 3);
-      const auto alone = Operand::of(*device, dweight.values(), {s.out, s.in}, "dweight");
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
+      const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype);
+      const auto dweight = Operand::normal(*device, rng, {s.out, s.in}, "dweight", 3, dtype);
+      const auto dbias = Operand::normal(*device, rng, {s.out}, "dbias", 3, dtype);
+      const auto alone = Operand::of(*device, dweight.values(), {s.out, s.in}, "dweight", dtype);
       const Oracle want_weight = backward_weight(s, dweight.values(), dout.values(), x.values());
       const Oracle want_bias = backward_bias(s, dbias.values(), dout.values());
       device->run(LinearBackwardWeight{dweight, dbias, dout, x});
       device->run(LinearBackwardWeight{alone, {}, dout, x});
-      CHECK_FP32(dweight.values(), want_weight.value, want_weight.terms);
-      CHECK_FP32(dbias.values(), want_bias.value, want_bias.terms);
-      CHECK_FP32(alone.values(), want_weight.value, want_weight.terms);
+      CHECK_MATCHES(dtype, dweight.values(), want_weight.value, want_weight.terms);
+      CHECK_MATCHES(dtype, dbias.values(), want_bias.value, want_bias.terms);
+      CHECK_MATCHES(dtype, alone.values(), want_weight.value, want_weight.terms);
     }
   }
 }
@@ -137,18 +155,34 @@ TEST_CASE("linear backward: the bias gradient of a long micro-batch keeps its ac
   const auto seed = fresh_seed();
   Rng rng(seed);
   const Shape s{100003, 1, 3};
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    INFO("device " << name << ", seed " << seed);
-    auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout");
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
     Values near_one = dout.values();  // an fp32 running sum of these rounds the same way every time
     for (double& value : near_one) value = 1 + 1e-3 * std::abs(value);
     dout.set(near_one);
-    const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x");
-    const auto dweight = Operand::zeros(*device, {s.out, s.in}, "dweight");
-    const auto dbias = Operand::zeros(*device, {s.out}, "dbias");
+    const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype);
+    const auto dweight = Operand::zeros(*device, {s.out, s.in}, "dweight", dtype);
+    const auto dbias = Operand::zeros(*device, {s.out}, "dbias", dtype);
     device->run(LinearBackwardWeight{dweight, dbias, dout, x});
-    CHECK_FP32(dbias.values(), backward_bias(s, Values(3, 0.0), dout.values()).value);
+    CHECK_MATCHES(dtype, dbias.values(), backward_bias(s, Values(3, 0.0), dout.values()).value);
+  }
+}
+
+TEST_CASE("linear: the same bits in every order of the work") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  const std::int64_t N = 600, I = 40;
+  for (const auto& [name, dtype] : variants()) {
+    if (name == "cpu") continue;  // oneDNN's sums depend on the number of threads
+    const auto device = open_device(name);
+    for (const std::int64_t O : {136, 77}) {
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", O " << O);
+      const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype), weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
+                 bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype), dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
+      check_schedules(name, [&] { return forward_and_backward(*device, x, weight, bias, dout); });
+    }
   }
 }
 
@@ -156,25 +190,71 @@ TEST_CASE("linear: repeats bit for bit") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   const std::int64_t N = 257, I = 384, O = 1153;
-  for (const auto& name : device_names()) {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    INFO("device " << name << ", seed " << seed);
-    const auto x = Operand::normal(*device, rng, {N, I}, "x");
-    const auto weight = Operand::normal(*device, rng, {O, I}, "weight");
-    const auto bias = Operand::normal(*device, rng, {O}, "bias");
-    const auto dout = Operand::normal(*device, rng, {N, O}, "dout");
-    std::vector<Values> first;
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const Operand out(*device, DType::f32, {N, O}, "out"), dx(*device, DType::f32, {N, I}, "dx");
-      const auto dweight = Operand::zeros(*device, {O, I}, "dweight");
-      const auto dbias = Operand::zeros(*device, {O}, "dbias");
-      device->run(LinearForward{out, x, weight, bias});
-      device->run(LinearBackwardInput{dx, dout, weight});
-      device->run(LinearBackwardWeight{dweight, dbias, dout, x});
-      const std::vector<Values> results{out.values(), dx.values(), dweight.values(), dbias.values()};
-      if (repeat == 0) first = results;
-      CHECK(results == first);
-    }
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype), weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
+               bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype), dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
+    const Values first = forward_and_backward(*device, x, weight, bias, dout);
+    for (int repeat = 0; repeat < 2; ++repeat) CHECK(forward_and_backward(*device, x, weight, bias, dout) == first);
+  }
+}
+
+// A GPU's matrix library wants aligned memory for its fastest algorithms, and for a bias.
+TEST_CASE("linear: operands that do not start on 16 bytes match float64") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  const Shape s{24, 32, 40};
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const auto shifted = [](const Operand& memory, std::int64_t rows, std::int64_t columns) {
+      return memory.tensor().slice(0, 1, rows * columns).reshape({rows, columns});
+    };
+    const auto x_memory = Operand::normal(*device, rng, {s.tokens * s.in + 1}, "x", 1, dtype),
+               weight_memory = Operand::normal(*device, rng, {s.out * s.in + 1}, "weight", 1, dtype),
+               bias_memory = Operand::normal(*device, rng, {s.out + 1}, "bias", 1, dtype),
+               dout_memory = Operand::normal(*device, rng, {s.tokens * s.out + 1}, "dout", 1, dtype),
+               dweight_memory = Operand::normal(*device, rng, {s.out * s.in + 1}, "dweight", 1, dtype),
+               dbias_memory = Operand::normal(*device, rng, {s.out + 1}, "dbias", 1, dtype);
+    const Operand out_memory(*device, dtype, {s.tokens * s.out + 1}, "out"), dx_memory(*device, dtype, {s.tokens * s.in + 1}, "dx");
+    const Tensor x = shifted(x_memory, s.tokens, s.in), weight = shifted(weight_memory, s.out, s.in), bias = bias_memory.tensor().slice(0, 1, s.out),
+                 dout = shifted(dout_memory, s.tokens, s.out), dweight = shifted(dweight_memory, s.out, s.in),
+                 dbias = dbias_memory.tensor().slice(0, 1, s.out), out = shifted(out_memory, s.tokens, s.out),
+                 dx = shifted(dx_memory, s.tokens, s.in);
+    const auto values = [&](const Tensor& view) { return values_of(*device, view); };
+    const Oracle want_out = forward(s, values(x), values(weight), values(bias)), want_dx = backward_input(s, values(dout), values(weight)),
+                 want_dweight = backward_weight(s, values(dweight), values(dout), values(x)),
+                 want_dbias = backward_bias(s, values(dbias), values(dout));
+    device->run(LinearForward{out, x, weight, bias});
+    device->run(LinearBackwardInput{dx, dout, weight});
+    device->run(LinearBackwardWeight{dweight, dbias, dout, x});
+    CHECK_MATCHES(dtype, values(out), want_out.value, want_out.terms);
+    CHECK_MATCHES(dtype, values(dx), want_dx.value, want_dx.terms);
+    CHECK_MATCHES(dtype, values(dweight), want_dweight.value, want_dweight.terms);
+    CHECK_MATCHES(dtype, values(dbias), want_dbias.value, want_dbias.terms);
+    for (const Operand* memory : {&out_memory, &dx_memory, &dweight_memory, &dbias_memory}) memory->values();  // throws if the guards were touched
+    CHECK(std::isnan(out_memory.values()[0]));
+    CHECK(std::isnan(dx_memory.values()[0]));
+  }
+}
+
+TEST_CASE("linear: without tokens the gradients stay as they are") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const Operand out(*device, dtype, {0, 8}, "out"), x(*device, dtype, {0, 3}, "x");
+    const auto weight = Operand::normal(*device, rng, {8, 3}, "weight", 1, dtype), bias = Operand::normal(*device, rng, {8}, "bias", 1, dtype);
+    const Values before = weight.values(), bias_before = bias.values();
+    device->run(LinearForward{out, x, weight, bias});
+    device->run(LinearBackwardInput{x, out, weight});
+    device->run(LinearBackwardWeight{weight, bias, out, x});
+    CHECK(weight.values() == before);
+    CHECK(bias.values() == bias_before);
+    CHECK(out.values().empty());
+    CHECK(x.values().empty());
   }
 }
 

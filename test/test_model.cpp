@@ -100,7 +100,7 @@ std::vector<float> losses_of_run(const Config& config, Device& device, std::int6
 TEST_CASE("model: loss and every tensor's gradient match float64 central differences, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    for (const goat::test::Variant& variant : goat::test::model_variants()) {
+    for (const goat::test::ModelVariant& variant : goat::test::model_variants()) {
       const std::uint64_t seed = goat::test::fresh_seed();
       INFO("device " << device_name << ", " << variant.name << ", seed " << seed);
       const Config config = tiny_config(variant.settings);

@@ -92,6 +92,15 @@ PriorLanesForward prior_lanes_forward() {
   return op;
 }
 
+Rope rope() {
+  Rope op;
+  op.q = packed(0);
+  op.k = packed(1);
+  op.fourier = f32({8, d_h / 2, 2});
+  op.first_position = 3;
+  return op;
+}
+
 PriorLanesBackward prior_lanes_backward() {
   PriorLanesBackward op;
   op.dalpha = op.dbeta = op.alpha = op.beta = f32({H, R});
@@ -174,6 +183,26 @@ TEST_CASE("operand checks: layernorm") {
   CHECK(complaint(backward, [](auto& op) { op.dbias = f32({5}); }) == "layernorm_backward: dbias [5] f32: expected shape [C] = [4] (C = 4 in dout)");
 }
 
+TEST_CASE("operand checks: rmsnorm") {
+  const RmsNormForward forward{
+      .out = f32({6, 4}), .rstd = f32({6}), .sum = f32({6, 4}), .x = f32({6, 4}), .residual = f32({6, 4}), .weight = f32({4})};
+  CHECK(complaint(forward) == "");
+  CHECK(complaint(forward, [](auto& op) { op.sum = op.residual = {}; }) == "");
+  CHECK(complaint(forward, [](auto& op) { op.sum = {}; }) == "rmsnorm_forward: residual is given without sum: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.residual = {}; }) == "rmsnorm_forward: sum is given without residual: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.eps = -1; }) == "rmsnorm_forward: eps = -1: expected a finite number above 0");
+  CHECK(complaint(forward, [](auto& op) { op.weight = bf16({4}); }) == "rmsnorm_forward: weight [4] bf16: expected f32 like x");
+  CHECK(complaint(forward, [](auto& op) { op.rstd = f32({5}); }) == "rmsnorm_forward: rstd [5] f32: expected shape [N] = [6] (N = 6 in x)");
+  CHECK(complaint(RmsNormForward{f32({6, 0}), f32({6}), {}, f32({6, 0}), {}, f32({0})}) == "rmsnorm_forward: expected C >= 1 (C = 0 in x)");
+
+  const RmsNormBackward backward{f32({6, 4}), f32({4}), f32({6, 4}), f32({6, 4}), f32({6}), f32({4})};
+  CHECK(complaint(backward) == "");
+  CHECK(complaint(backward, [](auto& op) { op.rstd = bf16({6}); }) == "rmsnorm_backward: rstd [6] bf16: expected f32");
+  CHECK(complaint(backward, [](auto& op) { op.dweight = f32({5}); }) ==
+        "rmsnorm_backward: dweight [5] f32: expected shape [C] = [4] (C = 4 in dout)");
+  CHECK(complaint(backward, [](auto& op) { op.dsum = {}; }) == "rmsnorm_backward: dsum is missing");
+}
+
 TEST_CASE("operand checks: linear") {
   const LinearForward forward{.out = bf16({6, 3}), .x = bf16({6, 4}), .weight = bf16({3, 4}), .bias = bf16({3})};
   CHECK(complaint(forward) == "");
@@ -204,6 +233,39 @@ TEST_CASE("operand checks: gelu and softplus take any shape, but the same") {
   CHECK(complaint(SoftplusForward{f32({3}), bf16({3})}) == "softplus_forward: x [3] bf16: expected f32");
   CHECK(complaint(SoftplusBackward{f32({3}), f32({3}), f32({3})}) == "");
   CHECK(complaint(SoftplusBackward{f32({3}), f32({3}), {}}) == "softplus_backward: x is missing");
+}
+
+TEST_CASE("operand checks: swiglu takes the halves of one tensor") {
+  const Tensor both = bf16({6, 8});
+  const SwigluForward forward{.out = bf16({6, 4}), .gate = both.slice(1, 0, 4), .up = both.slice(1, 4, 4)};
+  CHECK(complaint(forward) == "");
+  CHECK(complaint(forward, [&](auto& op) { op.out = both.slice(1, 0, 4); }) == "swiglu_forward: out [6, 4] bf16: expected a contiguous tensor");
+  CHECK(complaint(forward, [](auto& op) {
+          op.up = bf16({6, 5});
+        }) == "swiglu_forward: up [6, 5] bf16: expected shape [N, F] = [6, 4] (F = 4 in gate)");
+  CHECK(complaint(forward, [](auto& op) { op.up = f32({6, 4}); }) == "swiglu_forward: up [6, 4] f32: expected bf16 like gate");
+  CHECK(complaint(forward, [](auto& op) {
+          op.gate = bf16({6, 4, 2}).select(2, 0);
+        }) == "swiglu_forward: gate [6, 4] bf16: expected stride 1 in the last dimension, not 2");
+
+  const SwigluBackward backward{
+      .dgate = both.slice(1, 0, 4), .dup = both.slice(1, 4, 4), .dout = bf16({6, 4}), .gate = forward.gate, .up = forward.up};
+  CHECK(complaint(backward) == "");
+  CHECK(complaint(backward, [](auto& op) { op.dup = {}; }) == "swiglu_backward: dup is missing");
+  CHECK(complaint(backward, [](auto& op) {
+          op.gate = bf16({7, 4});
+        }) == "swiglu_backward: gate [7, 4] bf16: expected shape [N, F] = [6, 4] (N = 6 in dout)");
+}
+
+TEST_CASE("operand checks: fill and cast take any shape, f32 or bf16") {
+  CHECK(complaint(Fill{f32({2, 3, 5}), 1}) == "");
+  CHECK(complaint(Fill{bf16({7}), 1}) == "");
+  CHECK(complaint(Fill{i32({7}), 1}) == "fill: out [7] i32: expected f32 or bf16");
+  CHECK(complaint(Fill{{}, 1}) == "fill: out is missing");
+  CHECK(complaint(Cast{f32({7}), bf16({7})}) == "");
+  CHECK(complaint(Cast{bf16({2, 3}), bf16({2, 3})}) == "");
+  CHECK(complaint(Cast{bf16({6}), f32({2, 3})}) == "cast: out [6] bf16: expected shape [2, 3] like x");
+  CHECK(complaint(Cast{bf16({6}), f64({6})}) == "cast: x [6] f64: expected f32 or bf16");
 }
 
 TEST_CASE("operand checks: fourier table and sink") {
@@ -245,6 +307,25 @@ TEST_CASE("operand checks: prior lanes forward") {
   CHECK(complaint(op, [](auto& o) { o.first_position = -1; }) ==
         "prior_lanes_forward: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
   CHECK(complaint(op, [](auto& o) { o.scale = -1; }) == "prior_lanes_forward: scale = -1: expected a finite number above 0");
+}
+
+TEST_CASE("operand checks: rope") {
+  CHECK(complaint(rope()) == "");
+  CHECK(complaint(rope(), [](auto& o) { o.q = {}; }) == "");
+  CHECK(complaint(rope(), [](auto& o) { o.k = {}; }) == "");
+  CHECK(complaint(rope(), [](auto& o) { o.q = o.k = {}; }) == "rope: expected q or k or both");
+  CHECK(complaint(rope(), [](auto& o) { o.k = bf16({B, T, H, d_h}); }) == "rope: k [2, 5, 3, 16] bf16: expected f32 like q");
+  CHECK(complaint(rope(), [](auto& o) {
+          o.k = f32({B, T, H, 14});
+        }) == "rope: k [2, 5, 3, 14] f32: expected shape [B, T, H, d_h] = [2, 5, 3, 16] (d_h = 16 in q)");
+  CHECK(complaint(rope(), [](auto& o) {
+          o.q = f32({B, T, H, d_h, 2}).select(4, 0);
+        }) == "rope: q [2, 5, 3, 16] f32: expected stride 1 in the last dimension, not 2");
+  CHECK(complaint(rope(), [](auto& o) { o.fourier = f32({8, 7, 2}); }) == "rope: expected d_h = 2 (d_h/2) (d_h = 16 in q, d_h/2 = 7 in fourier)");
+  CHECK(complaint(rope(), [](auto& o) { o.first_position = 4; }) ==
+        "rope: first_position = 4: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
+  CHECK(complaint(rope(), [](auto& o) { o.first_position = -1; }) ==
+        "rope: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
 }
 
 TEST_CASE("operand checks: prior lanes backward") {

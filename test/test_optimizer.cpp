@@ -1,11 +1,14 @@
 // Loss, gradient norm and AdamW against a float64 oracle, and the rules of a skipped update.
-#include <omp.h>
-
 #include <cmath>
+#include <cstring>
+#include <deque>
 #include <limits>
+#include <random>
 
+#include "data/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/schedules.h"
 
 using goat::AdamW;
 using goat::AddLoss;
@@ -13,6 +16,7 @@ using goat::Device;
 using goat::DeviceBuffer;
 using goat::DType;
 using goat::GradientNorm;
+using goat::Rounding;
 using goat::StepState;
 using goat::Tensor;
 using goat::test::Operand;
@@ -52,9 +56,9 @@ StepState fresh_state() {
 }
 
 // The state after GradientNorm over one gradient.
-StepState after_norm(Device& device, const StepState& before, const Values& grad, float clip) {
+StepState after_norm(Device& device, const StepState& before, const Values& grad, float clip, DType dtype = DType::f32) {
   const State state(device, before);
-  const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad");
+  const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad", dtype);
   const Tensor grads[] = {operand};
   device.run(GradientNorm{state.pointer(), grads, clip});
   return state.get();
@@ -86,11 +90,57 @@ void adamw_oracle(Moments& a, const Values& grad, const StepState& state, const 
   }
 }
 
-// The bits of a float operand, so that NaN equals NaN and 0 differs from -0.
-std::vector<std::uint32_t> bits_of(Device& device, const Tensor& tensor) {
-  std::vector<std::uint32_t> bits(static_cast<std::size_t>(tensor.elements()));
-  device.download(bits.data(), tensor.data, tensor.bytes());
-  return bits;
+// The bytes of an operand, so that NaN equals NaN and 0 differs from -0.
+std::vector<unsigned char> bytes_of(Device& device, const Tensor& tensor) {
+  std::vector<unsigned char> bytes(tensor.bytes());
+  device.download(bytes.data(), tensor.data, bytes.size());
+  return bytes;
+}
+
+// How a parameter is kept: its own dtype, that of its gradient, and whether it has a master weight.
+struct Storage {
+  DType param, grad;
+  bool master;
+};
+
+std::vector<Storage> storages(DType dtype) {
+  constexpr DType f32 = DType::f32, bf16 = DType::bf16;
+  if (dtype == f32) return {{f32, f32, false}, {f32, f32, true}};
+  return {{bf16, bf16, true}, {bf16, f32, true}, {f32, bf16, false}, {f32, bf16, true}};
+}
+
+// What bf16 parameters become at update t of master weights that the update leaves as they are: gradient and decay are zero.
+Values rounded_by_adamw(Device& device, const Values& master_values, Rounding rounding, std::uint64_t seed, std::int64_t t) {
+  const auto n = static_cast<std::int64_t>(master_values.size());
+  StepState now = fresh_state();
+  now.updates = t;
+  const State state(device, now);
+  const Operand param(device, DType::bf16, {n}, "param");
+  const auto master = Operand::of(device, master_values, {n}, "master"), m = Operand::zeros(device, {n}, "m"), v = Operand::zeros(device, {n}, "v"),
+             grad = Operand::zeros(device, {n}, "grad", DType::bf16);
+  AdamW op{state.pointer(), param, master, m, v, grad};
+  op.rounding = rounding;
+  op.seed = seed;
+  const Values before = master.values();
+  device.run(op);
+  const Values after = master.values();
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    INFO("master weight " << i);
+    CHECK((after[i] == before[i] || (std::isnan(after[i]) && std::isnan(before[i]))));  // which NaN it is, a GPU does not keep
+  }
+  return param.values();
+}
+
+// The neighbours of a number among the bf16 numbers, that next to zero first.
+std::pair<double, double> bf16_neighbours(double value) {
+  const auto single = static_cast<float>(value);
+  std::uint32_t bits;
+  std::memcpy(&bits, &single, sizeof bits);
+  const std::uint32_t inner_bits = bits & 0xFFFF0000u, outer_bits = inner_bits + 0x10000u;
+  float inner, outer;
+  std::memcpy(&inner, &inner_bits, sizeof inner);
+  std::memcpy(&outer, &outer_bits, sizeof outer);
+  return {inner, outer};
 }
 }  // namespace
 
@@ -120,13 +170,14 @@ TEST_CASE("add loss: adds the weighted sum of the losses to the step's loss") {
   }
 }
 
-TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shapes and sizes") {
-  for (const std::string& name : goat::test::device_names()) {
+TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shapes, sizes and dtypes") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    const auto big = Operand::normal(*device, rng, {5, 3 * 16384 + 7}, "big"), small = Operand::normal(*device, rng, {1}, "small");
+    const auto big = Operand::normal(*device, rng, {5, 3 * 16384 + 7}, "big", 1, dtype),
+               small = Operand::normal(*device, rng, {1}, "small", 1, dtype);
     const auto none = Operand::zeros(*device, {0, 4}, "none"), cube = Operand::normal(*device, rng, {3, 5, 7}, "cube", 100);
     const Tensor grads[] = {big, small, none, cube};
     const State state(*device, fresh_state());
@@ -143,34 +194,35 @@ TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shape
 }
 
 TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or a zero gradient") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
-    INFO("device " << name);
-    CHECK(after_norm(*device, fresh_state(), {3, 4}, 1).clip_scale == Approx(0.2));
-    CHECK(after_norm(*device, fresh_state(), {3, 4}, 5).clip_scale == 1);
-    CHECK(after_norm(*device, fresh_state(), {3, 4}, 6).clip_scale == 1);
-    CHECK(after_norm(*device, fresh_state(), {3, 4}, 0).clip_scale == 1);
-    CHECK(after_norm(*device, fresh_state(), {0, 0}, 1).clip_scale == 1);
-    CHECK(after_norm(*device, fresh_state(), {}, 1).grad_norm == 0);
+    INFO("device " << name << ", " << name_of(dtype));
+    CHECK(after_norm(*device, fresh_state(), {3, 4}, 1, dtype).clip_scale == Approx(0.2));
+    CHECK(after_norm(*device, fresh_state(), {3, 4}, 5, dtype).clip_scale == 1);
+    CHECK(after_norm(*device, fresh_state(), {3, 4}, 6, dtype).clip_scale == 1);
+    CHECK(after_norm(*device, fresh_state(), {3, 4}, 0, dtype).clip_scale == 1);
+    CHECK(after_norm(*device, fresh_state(), {0, 0}, 1, dtype).clip_scale == 1);
+    CHECK(after_norm(*device, fresh_state(), {}, 1, dtype).grad_norm == 0);
+    const auto rounded = [type = dtype](double value) { return goat::test::rounded_to(type, value); };
     // squares that overflow or underflow in float32
-    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1).grad_norm == Approx(5e25));
-    CHECK(after_norm(*device, fresh_state(), {3e-25, 4e-25}, 1).grad_norm == Approx(5e-25).margin(0));
-    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1).skip_update == 0);
+    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1, dtype).grad_norm == Approx(std::hypot(rounded(3e25), rounded(4e25))));
+    CHECK(after_norm(*device, fresh_state(), {3e-25, 4e-25}, 1, dtype).grad_norm == Approx(std::hypot(rounded(3e-25), rounded(4e-25))).margin(0));
+    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1, dtype).skip_update == 0);
   }
 }
 
 TEST_CASE("gradient norm: a loss or gradient that is not finite skips the update, with clipping on or off") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
-    INFO("device " << name);
+    INFO("device " << name << ", " << name_of(dtype));
     const float largest = std::numeric_limits<float>::max();
     StepState bad_loss = fresh_state();
     bad_loss.loss = std::nanf("");
     for (const float clip : {0.0f, 1.0f}) {
       for (const StepState& got :
-           {after_norm(*device, fresh_state(), {1, std::nan("")}, clip), after_norm(*device, fresh_state(), {infinity, 1}, clip),
-            after_norm(*device, fresh_state(), {-infinity, infinity}, clip), after_norm(*device, fresh_state(), {largest, largest}, clip),
-            after_norm(*device, bad_loss, {1, 2}, clip)}) {
+           {after_norm(*device, fresh_state(), {1, std::nan("")}, clip, dtype), after_norm(*device, fresh_state(), {infinity, 1}, clip, dtype),
+            after_norm(*device, fresh_state(), {-infinity, infinity}, clip, dtype),
+            after_norm(*device, fresh_state(), {largest, largest}, clip, dtype), after_norm(*device, bad_loss, {1, 2}, clip, dtype)}) {
         CHECK(got.skip_update == 1);
         CHECK(got.consecutive_skips == 1);
         CHECK(got.updates == 0);
@@ -180,15 +232,15 @@ TEST_CASE("gradient norm: a loss or gradient that is not finite skips the update
 }
 
 TEST_CASE("gradient norm: skips in a row are counted, and an applied update ends the row") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
-    INFO("device " << name);
+    INFO("device " << name << ", " << name_of(dtype));
     StepState state = fresh_state();
     const double nan = std::nan("");
     const std::vector<double> grads = {1, nan, nan, nan, 1, nan};
     const std::vector<int> skips = {0, 1, 2, 3, 0, 1}, updates = {1, 1, 1, 1, 2, 2};
     for (std::size_t i = 0; i < grads.size(); ++i) {
-      state = after_norm(*device, state, {grads[i]}, 1);
+      state = after_norm(*device, state, {grads[i]}, 1, dtype);
       CHECK(state.consecutive_skips == skips[i]);
       CHECK(state.updates == updates[i]);
       CHECK(state.skip_update == (skips[i] > 0 ? 1 : 0));
@@ -196,54 +248,97 @@ TEST_CASE("gradient norm: skips in a row are counted, and an applied update ends
   }
 }
 
-TEST_CASE("gradient norm: bitwise the same for any number of threads") {
-  const int threads = omp_get_max_threads();
-  for (const std::string& name : goat::test::device_names()) {
+TEST_CASE("gradient norm: many tensors, empty ones and ones that start anywhere in memory, count each element once") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    Values grad(10 * 16384 + 3);
-    std::lognormal_distribution<double> wide(0, 5);
-    for (double& value : grad) value = wide(rng);
-    const float first = after_norm(*device, fresh_state(), grad, 1).grad_norm;
-    for (const int count : {1, 2, 3, 5}) {
-      omp_set_num_threads(count);
-      CHECK(after_norm(*device, fresh_state(), grad, 1).grad_norm == first);
+    for (const std::size_t count : {63, 64, 65, 128, 200}) {
+      std::deque<Operand> operands;
+      std::vector<Tensor> grads;
+      double squares = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto n = static_cast<std::int64_t>(i % 7 == 3 ? 0 : i == 60 ? 70001 : rng() % 40);
+        operands.push_back(Operand::normal(*device, rng, {n + 1}, "grad", 1, i % 3 == 0 ? DType::f32 : dtype));
+        grads.push_back(operands.back().tensor().slice(0, static_cast<std::int64_t>(i % 2), n));
+        for (const double value : goat::test::values_of(*device, grads.back())) squares += value * value;
+      }
+      const State state(*device, fresh_state());
+      device->run(GradientNorm{state.pointer(), grads, 1.0f});
+      INFO(count << " tensors");
+      CHECK(state.get().grad_norm == static_cast<float>(std::sqrt(squares)));
     }
-    omp_set_num_threads(threads);
   }
 }
 
-TEST_CASE("adamw: matches float64 over several updates, with and without master weights, decay and clipping") {
-  for (const std::string& name : goat::test::device_names()) {
+TEST_CASE("gradient norm, loss and adamw: the same bits in every order of the work") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    for (const std::int64_t n : {1, 7, 16384 + 3}) {
-      for (const bool with_master : {false, true}) {
-        INFO("n = " << n << (with_master ? ", with master weights" : ""));
-        const auto master = Operand::normal(*device, rng, {n}, "master"), m = Operand::zeros(*device, {n}, "m"),
-                   v = Operand::zeros(*device, {n}, "v");
-        const auto param = with_master ? Operand(*device, DType::f32, {n}, "param") : Operand::of(*device, master.values(), {n}, "param");
-        Moments want = moments(master.values());
+    const std::int64_t n = 5 * 16384 + 3, tokens = 3001;
+    Values wide(n);
+    std::lognormal_distribution<double> lognormal(0, 5);
+    for (double& value : wide) value = lognormal(rng);
+    const auto grad = Operand::of(*device, wide, {n}, "grad", dtype), losses = Operand::normal(*device, rng, {tokens}, "losses"),
+               weights = Operand::normal(*device, rng, {n}, "weights");
+    const Values start = weights.values();
+    const Tensor grads[] = {grad, losses};
+    goat::test::check_schedules(name, [&, type = dtype] {
+      const State state(*device, fresh_state());
+      const auto master = Operand::of(*device, start, {n}, "master"), m = Operand::zeros(*device, {n}, "m"), v = Operand::zeros(*device, {n}, "v");
+      const Operand param(*device, type, {n}, "param");
+      device->run(AddLoss{state.pointer(), losses, {}, 0.25f});
+      device->run(GradientNorm{state.pointer(), grads, 1.0f});
+      AdamW op{state.pointer(), param, master, m, v, grad};
+      op.rounding = Rounding::stochastic;
+      device->run(op);
+      Values all{state.get().loss, state.get().grad_norm};
+      for (const Operand* operand : {&param, &master, &m, &v}) {
+        const Values values = operand->values();
+        all.insert(all.end(), values.begin(), values.end());
+      }
+      return all;
+    });
+  }
+}
+
+TEST_CASE("adamw: matches float64 over several updates, however parameter, master and gradient are kept") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    Rng rng(seed);
+    for (const std::int64_t n : {1, 7, 8, 16384 + 3}) {
+      for (const Storage& kept : storages(dtype)) {
+        const std::int64_t shift = n == 8 ? 1 : 0;  // elements off the alignment of vectors
+        INFO("device " << name << ", param " << name_of(kept.param) << ", grad " << name_of(kept.grad) << ", GOAT_TEST_SEED=" << seed);
+        INFO("n = " << n << (kept.master ? ", with master weights" : ""));
+        const auto view = [&](const Operand& memory) { return memory.tensor().slice(0, shift, n); };
+        const auto values = [&](const Operand& memory) { return goat::test::values_of(*device, view(memory)); };
+        const auto master = Operand::normal(*device, rng, {n + shift}, "master"), m = Operand::zeros(*device, {n + shift}, "m"),
+                   v = Operand::zeros(*device, {n + shift}, "v");
+        const auto param = kept.master ? Operand(*device, kept.param, {n + shift}, "param")
+                                       : Operand::of(*device, master.values(), {n + shift}, "param", kept.param);
+        Moments want = moments(values(master));
         StepState now = fresh_state();
         for (int step = 0; step < 5; ++step) {
           now.updates += 1;
           now.learning_rate = 0.01f * static_cast<float>(step + 1);
           now.clip_scale = step == 2 ? 0.3f : 1.0f;
           const State state(*device, now);
-          const auto grad = Operand::normal(*device, rng, {n}, "grad", 0.01);
-          AdamW op{state.pointer(), param, with_master ? master.tensor() : Tensor{}, m, v, grad};
-          op.weight_decay = with_master ? 0.1f : 0.0f;
+          const auto grad = Operand::normal(*device, rng, {n + shift}, "grad", 0.01, kept.grad);
+          AdamW op{state.pointer(), view(param), kept.master ? view(master) : Tensor{}, view(m), view(v), view(grad)};
+          op.weight_decay = kept.master ? 0.1f : 0.0f;
           device->run(op);
-          adamw_oracle(want, grad.values(), now, op);
+          adamw_oracle(want, values(grad), now, op);
         }
-        CHECK_FP32(m.values(), want.m, want.m_terms);
-        CHECK_FP32(v.values(), want.v);
-        CHECK_FP32(param.values(), want.weights, want.weights_terms);
-        if (with_master) CHECK(param.values() == master.values());
+        CHECK_FP32(values(m), want.m, want.m_terms);
+        CHECK_FP32(values(v), want.v);
+        CHECK_FP32(values(kept.master ? master : param), want.weights, want.weights_terms);
+        if (kept.master) CHECK(values(param) == goat::test::rounded_to(kept.param, values(master)));
+        for (const Operand* memory : {&param, &master, &m, &v}) memory->values();  // throws if the guards were touched
       }
     }
   }
@@ -270,14 +365,16 @@ TEST_CASE("adamw: bias correction stays exact after a million updates, and a fir
 }
 
 TEST_CASE("gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype_] : goat::test::variants()) {
+    const DType dtype = dtype_;  // for the lambdas
     const auto device = goat::open_device(name);
+    INFO("device " << name << ", " << name_of(dtype));
     const auto reason = [&](float loss, float loss_limit, float norm_limit, double grad) {
       StepState state = fresh_state();
       state.loss = loss;
       state.loss_limit = loss_limit;
       state.grad_norm_limit = norm_limit;
-      const StepState after = after_norm(*device, state, {grad}, 0);
+      const StepState after = after_norm(*device, state, {grad}, 0, dtype);
       CHECK(after.consecutive_skips == (after.skip_update ? 1 : 0));
       CHECK(after.updates == (after.skip_update ? 0 : 1));
       return after.skip_update;
@@ -292,30 +389,171 @@ TEST_CASE("gradient norm: a loss or norm above its limit is a spike, skipped and
 }
 
 TEST_CASE("adamw: a skipped update leaves every bit as it was") {
-  for (const std::string& name : goat::test::device_names()) {
+  for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
-    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const std::int64_t n = 1000;
     const auto master = Operand::normal(*device, rng, {n}, "master"), m = Operand::normal(*device, rng, {n}, "m"),
                v = Operand::normal(*device, rng, {n}, "v");
-    const Operand param(*device, DType::f32, {n}, "param");  // poisoned: NaN must survive as well
-    auto grad = Operand::normal(*device, rng, {n}, "grad");
+    const Operand param(*device, dtype, {n}, "param");  // poisoned: NaN must survive as well
+    auto grad = Operand::normal(*device, rng, {n}, "grad", 1, dtype);
     Values gradient = grad.values();
     gradient[17] = std::nan("");
     grad.set(gradient);
     const State state(*device, fresh_state());
     const Tensor grads[] = {grad};
-    std::vector<std::vector<std::uint32_t>> before;
-    for (const Operand* operand : {&param, &master, &m, &v}) before.push_back(bits_of(*device, *operand));
+    std::vector<std::vector<unsigned char>> before;
+    for (const Operand* operand : {&param, &master, &m, &v}) before.push_back(bytes_of(*device, *operand));
 
     device->run(GradientNorm{state.pointer(), grads, 1.0f});
     AdamW op{state.pointer(), param, master, m, v, grad};
     op.weight_decay = 0.1f;
+    op.rounding = Rounding::stochastic;
     device->run(op);
 
     std::size_t at = 0;
-    for (const Operand* operand : {&param, &master, &m, &v}) CHECK(bits_of(*device, *operand) == before[at++]);
+    for (const Operand* operand : {&param, &master, &m, &v}) CHECK(bytes_of(*device, *operand) == before[at++]);
+  }
+}
+
+// Per element: sum over updates of (parameter - master) in units of its standard deviation.
+TEST_CASE("adamw: stochastic rounding goes to one of the two neighbours, and to the master weight in the mean") {
+  for (const std::string& name : goat::test::device_names(DType::bf16)) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const std::int64_t n = 4096 + 3;
+    const int updates = 64;
+    const Values master = Operand::normal(*device, rng, {n}, "master", 0.02).values();
+    Values sums(master.size()), variance(master.size());
+    double total = 0, neighbours = 0, across_updates = 0;
+    Values last(master.size());
+    for (int t = 1; t <= updates; ++t) {
+      const Values param = rounded_by_adamw(*device, master, Rounding::stochastic, seed, t);
+      double previous = 0;
+      for (std::size_t i = 0; i < master.size(); ++i) {
+        const auto [inner, outer] = bf16_neighbours(master[i]);
+        if (param[i] != inner && param[i] != outer) FAIL("element " << i << ": " << param[i] << " is not beside " << master[i]);
+        const double p = (master[i] - inner) / (outer - inner), deviation = std::abs(outer - inner) * std::sqrt(p * (1 - p));
+        const double z = deviation > 0 ? (param[i] - master[i]) / deviation : 0;
+        sums[i] += z;
+        total += z;
+        neighbours += z * previous;
+        across_updates += z * last[i];
+        previous = last[i] = z;
+      }
+    }
+    const double draws = static_cast<double>(updates) * static_cast<double>(n);
+    double spread = 0;  // mean of the squares of n standard normals, nearly
+    for (const double sum : sums) spread += sum * sum / updates / static_cast<double>(n);
+    CHECK(std::abs(total) < 5 * std::sqrt(draws));
+    CHECK(std::abs(neighbours) < 5 * std::sqrt(draws));
+    CHECK(std::abs(across_updates) < 5 * std::sqrt(draws));
+    CHECK(spread == Approx(1).margin(6 * std::sqrt(2.0 / static_cast<double>(n))));
+  }
+}
+
+TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of seed, update and element") {
+  for (const std::string& name : goat::test::device_names(DType::bf16)) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const std::int64_t n : {1, 6, 1003}) {
+      const Values master = Operand::normal(*device, rng, {n}, "master").values();
+      for (const std::int64_t t : {std::int64_t{1}, std::int64_t{1} << 33}) {
+        Values want;
+        for (std::size_t i = 0; i < master.size(); ++i) {
+          const auto word =
+              goat::philox4x32({static_cast<std::uint32_t>(i / 4), 0, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(t >> 32)},
+                               {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[i % 4];
+          const auto [inner, outer] = bf16_neighbours(master[i]);
+          const double cut = (master[i] - inner) / (outer - inner) * 0x1p16;
+          want.push_back(cut + (word >> 16) >= 0x1p16 ? outer : inner);
+        }
+        CHECK(rounded_by_adamw(*device, master, Rounding::stochastic, seed, t) == want);
+      }
+    }
+    const Values master = Operand::normal(*device, rng, {1000}, "master").values();
+    const auto round = [&](std::uint64_t key, std::int64_t t) { return rounded_by_adamw(*device, master, Rounding::stochastic, key, t); };
+    const Values first = round(seed, 5);
+    CHECK(round(seed, 5) == first);
+    CHECK(round(seed, 6) != first);
+    CHECK(round(seed + 1, 5) != first);
+    CHECK(round(seed + (std::uint64_t{1} << 32), 5) != first);
+  }
+}
+
+TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, and makes no infinity of what rounds to a number") {
+  for (const std::string& name : goat::test::device_names(DType::bf16)) {
+    const auto device = goat::open_device(name);
+    INFO("device " << name);
+    const double largest = 0x1.FEp127, nan = std::nan("");
+    const Values exact = {0, -0.0, 1, -1.5, 0x1p-133, -0x1.Ap-120, largest, -largest};
+    for (std::int64_t t = 1; t < 20; ++t) {
+      const Values got = rounded_by_adamw(*device, exact, Rounding::stochastic, 1, t);
+      CHECK(got == exact);
+      CHECK(std::signbit(got[1]));
+      const Values edge = rounded_by_adamw(*device, {nan, 0x1.FEFEp127, -0x1.FEFEp127, -nan}, Rounding::stochastic, 1, t);
+      CHECK(std::isnan(edge[0]));
+      CHECK(edge[1] == largest);
+      CHECK(edge[2] == -largest);
+      CHECK(std::isnan(edge[3]));
+    }
+
+    StepState now = fresh_state();  // a step that overflows
+    now.updates = 1;
+    now.learning_rate = 3e38f;
+    const State state(*device, now);
+    const Operand param(*device, DType::bf16, {2}, "param");
+    const auto master = Operand::of(*device, {1e38, -1e38}, {2}, "master"), m = Operand::zeros(*device, {2}, "m"),
+               v = Operand::zeros(*device, {2}, "v"), grad = Operand::of(*device, {-1, 1}, {2}, "grad");
+    AdamW op{state.pointer(), param, master, m, v, grad};
+    op.rounding = Rounding::stochastic;
+    device->run(op);
+    CHECK(param.values() == Values{infinity, -infinity});
+  }
+}
+
+// The gradient of |w - target|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart.
+TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
+  for (const std::string& name : goat::test::device_names(DType::bf16)) {
+    const auto device = goat::open_device(name);
+    const auto seed = goat::test::fresh_seed();
+    Rng rng(seed);
+    const std::int64_t n = 300;
+    const Values start = Operand::normal(*device, rng, {n}, "start", 5).values();
+    const auto run = [&](DType dtype, Rounding rounding) {
+      const auto master = Operand::of(*device, start, {n}, "master"), param = Operand::of(*device, start, {n}, "param", dtype),
+                 m = Operand::zeros(*device, {n}, "m"), v = Operand::zeros(*device, {n}, "v");
+      StepState now = fresh_state();
+      now.learning_rate = 0.02f;
+      for (now.updates = 1; now.updates <= 100; ++now.updates) {
+        const State state(*device, now);
+        Values gradient = param.values();
+        for (double& value : gradient) value -= 20;
+        const auto grad = Operand::of(*device, gradient, {n}, "grad", dtype);
+        AdamW op{state.pointer(), param, master, m, v, grad};
+        op.rounding = rounding;
+        op.seed = seed;
+        device->run(op);
+      }
+      return master.values();
+    };
+    const Values want = run(DType::f32, Rounding::nearest);
+    for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic}) {
+      INFO("device " << name << (rounding == Rounding::nearest ? ", nearest" : ", stochastic") << ", GOAT_TEST_SEED=" << seed);
+      const Values got = run(DType::bf16, rounding);
+      double worst = 0, moved = 0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        worst = std::max(worst, std::abs(got[i] - want[i]));
+        moved = std::max(moved, std::abs(want[i] - start[i]));
+      }
+      CHECK(moved > 1);
+      CHECK(worst < 0.01 * moved);
+    }
   }
 }

@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/prior_oracle.h"
+#include "test/schedules.h"
 #include "train/prior_setup.h"
 
 using namespace goat;
@@ -39,8 +40,8 @@ std::vector<HeadPrior> heads_of(const Operand& alpha, const Operand& beta, const
   const std::vector<double> a = alpha.values(), b = beta.values();
   const auto modes = static_cast<std::ptrdiff_t>(frequency.size());
   std::vector<HeadPrior> heads;
-  for (std::ptrdiff_t at = 0; at < static_cast<std::ptrdiff_t>(a.size()); at += modes)
-    heads.push_back({{a.begin() + at, a.begin() + at + modes}, {b.begin() + at, b.begin() + at + modes}, frequency, 0, {}});
+  for (std::int64_t h = 0; h < alpha.tensor().shape[0]; ++h)
+    heads.push_back({{a.begin() + h * modes, a.begin() + (h + 1) * modes}, {b.begin() + h * modes, b.begin() + (h + 1) * modes}, frequency, 0, {}});
   return heads;
 }
 
@@ -85,8 +86,10 @@ struct LaneShape {
   std::int64_t head_dim() const { return content + lane_dim; }
   std::int64_t table_rows() const { return first_position + rows + 3; }
 };
+// also lane dimensions and row lengths that are odd, no modes, and more lanes a row than a block has threads
 const std::vector<LaneShape> lane_shapes = {{1, 1, 1, 1, 4, 0},    {1, 2, 3, 2, 6, 0},     {3, 65, 3, 2, 6, 5},
-                                            {1, 129, 1, 8, 18, 0}, {3, 129, 3, 2, 11, 17}, {1, 1, 3, 4, 12, 1000}};
+                                            {1, 129, 1, 8, 18, 0}, {3, 129, 3, 2, 11, 17}, {1, 1, 3, 4, 12, 1000},
+                                            {2, 5, 3, 2, 6, 3, 7}, {2, 3, 3, 0, 2, 1},     {1, 2, 60, 2, 6, 0}};
 
 // A packed [B, T, 3, H, d_h] activation with random content and poisoned lanes of q and k, and what PriorLanesForward needs besides.
 struct LanesFixture {
@@ -96,12 +99,12 @@ struct LanesFixture {
   Positions positions;
   Operand qkv, alpha, beta, key_bias, fourier;
 
-  LanesFixture(Device& device, Rng& rng, LaneShape s)
+  LanesFixture(Device& device, Rng& rng, LaneShape s, DType dtype = DType::f32)
       : shape(s),
         scale(1 / std::sqrt(static_cast<float>(s.content))),
         frequency(fourier_frequencies(s.modes, 10000)),
         positions(Positions::sequence(0, s.table_rows())),
-        qkv(Operand::normal(device, rng, {s.batch, s.rows, 3, s.heads, s.head_dim()}, "qkv")),
+        qkv(Operand::normal(device, rng, {s.batch, s.rows, 3, s.heads, s.head_dim()}, "qkv", 1, dtype)),
         alpha(Operand::normal(device, rng, {s.heads, s.modes}, "alpha")),
         beta(Operand::normal(device, rng, {s.heads, s.modes}, "beta")),
         key_bias(Operand::normal(device, rng, {s.heads, s.table_rows()}, "key_bias", 3)),
@@ -142,14 +145,14 @@ LanesOracle lanes_oracle(const LanesFixture& fixture) {
 }  // namespace
 
 TEST_CASE("prior lanes forward: lanes match float64, content and values stay as they were bit for bit", "[prior]") {
-  for (const std::string& name : device_names())
+  for (const auto& [name, dtype] : variants())
     for (const LaneShape& shape : lane_shapes) {
       const auto device = open_device(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
-      INFO(name << ", seed " << seed << ", B T H R d_p first = " << shape.batch << " " << shape.rows << " " << shape.heads << " " << shape.modes
-                << " " << shape.lane_dim << " " << shape.first_position);
-      const LanesFixture fixture(*device, rng, shape);
+      INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", B T H R d_p first = " << shape.batch << " " << shape.rows << " " << shape.heads
+                << " " << shape.modes << " " << shape.lane_dim << " " << shape.first_position << ", d_c = " << shape.content);
+      const LanesFixture fixture(*device, rng, shape, dtype);
       const std::vector<double> before = fixture.qkv.values();
       device->run(fixture.operation());
       const std::vector<double> after = fixture.qkv.values();
@@ -175,19 +178,47 @@ TEST_CASE("prior lanes forward: lanes match float64, content and values stay as 
       CHECK(units_exact);
       CHECK(spare_zero);
       const LanesOracle oracle = lanes_oracle(fixture);
-      CHECK_FP32(query_modes, oracle.query_modes);
-      CHECK_FP32(key_modes, oracle.key_modes);
-      CHECK_FP32(key_bias, oracle.key_bias);
+      CHECK_MATCHES(dtype, query_modes, oracle.query_modes);
+      CHECK_MATCHES(dtype, key_modes, oracle.key_modes);
+      if (dtype == DType::f32) CHECK_FP32(key_bias, oracle.key_bias);
+      double worst = 0;  // two bf16 carry 16 bits and a sign
+      for (std::size_t i = 0; i < key_bias.size(); ++i) worst = std::max(worst, std::abs(key_bias[i] / oracle.key_bias[i] - 1));
+      CHECK(worst <= 0x1p-17);
     }
 }
 
-TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get together", "[prior]") {
-  for (const std::string& name : device_names()) {
+TEST_CASE("prior lanes forward: every lane is the fp32 value rounded once, the key bias split into hi and what hi leaves", "[prior]") {
+  for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
-    INFO(name << ", seed " << seed);
-    LanesFixture fixture(*device, rng, {2, 33, 3, 2, 8, 4});
+    INFO(name << ", " << name_of(dtype) << ", seed " << seed);
+    const LaneShape shape{2, 65, 3, 2, 8, 4};
+    const LanesFixture fixture(*device, rng, shape, dtype);
+    device->run(fixture.operation());
+    const std::vector<double> k = values_of(*device, fixture.qkv.tensor().select(2, 1)), bias = fixture.key_bias.values(),
+                              table = fixture.fourier.values();
+    std::size_t wrong = 0, at = static_cast<std::size_t>(shape.content);
+    for (std::int64_t b = 0; b < shape.batch; ++b)
+      for (std::int64_t t = shape.first_position; t < shape.first_position + shape.rows; ++t)
+        for (std::int64_t h = 0; h < shape.heads; ++h, at += static_cast<std::size_t>(shape.head_dim())) {
+          for (std::int64_t lane = 0; lane < 2 * shape.modes; ++lane) wrong += k[at + lane] != rounded_to(dtype, table[t * 2 * shape.modes + lane]);
+          const float x = static_cast<float>(bias[h * shape.table_rows() + t]) / (fixture.scale * PriorLanesForward::key_bias_unit);
+          const double high = rounded_to(dtype, x);
+          wrong += k[at + 2 * shape.modes] != high;
+          wrong += k[at + 2 * shape.modes + 1] != rounded_to(dtype, x - high);
+        }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get together", "[prior]") {
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", " << name_of(dtype) << ", seed " << seed);
+    LanesFixture fixture(*device, rng, {2, 33, 3, 2, 8, 4}, dtype);
     const std::vector<double> poisoned = fixture.qkv.values();
     device->run(fixture.operation());
     const std::vector<double> together = fixture.qkv.values();
@@ -208,6 +239,26 @@ TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get toget
       CHECK(same);
       CHECK(absent_untouched);
     }
+  }
+}
+
+TEST_CASE("fourier table and prior lanes forward: the same bits in any order of threads", "[prior]") {
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", " << name_of(dtype) << ", seed " << seed);
+    LanesFixture fixture(*device, rng, {2, 65, 3, 2, 7, 4}, dtype);
+    const std::vector<double> poisoned = fixture.qkv.values();
+    const Operand frequency = Operand::of(*device, fixture.frequency, {2}, "frequency", DType::f64);
+    const Operand positions = positions_operand(*device, fixture.positions);
+    check_schedules(name, [&] {
+      fixture.qkv.set(poisoned);
+      device->run(FourierTable{fixture.fourier, frequency, positions});
+      device->run(fixture.operation());
+      const Tensor lanes = fixture.qkv.tensor().slice(2, 0, 2).slice(4, fixture.shape.content, fixture.shape.lane_dim);
+      return values_of(*device, lanes);
+    });
   }
 }
 
@@ -361,6 +412,7 @@ TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and a
                                              {1, 1, 1, Positions::sequence(900, 129)},
                                              {2, 3, 2, Positions::sequence(32768 - 33, 33)},
                                              {1, 3, 3, Positions::grid_with_class_token(65, 8)},
+                                             {17, 2, 1, Positions::sequence(0, 9)},
                                              {3, 3, 2, Positions::sequence(0, 65), true}};
   for (const std::string& name : device_names())
     for (const GradientShape& shape : shapes) {
@@ -382,73 +434,123 @@ TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and a
     }
 }
 
-TEST_CASE("prior lanes backward: the same bits every run, and without the optional gradients", "[prior]") {
+TEST_CASE("prior lanes backward: many modes, rows and sequences match the formulas in float64", "[prior]") {
+  struct Shape {
+    std::int64_t batch, heads, modes, rows;
+  };
+  for (const std::string& name : device_names())
+    for (const auto& [batch, heads, modes, rows] : {Shape{2, 1, 300, 5}, Shape{1, 2, 130, 600}, Shape{37, 11, 2, 200}, Shape{2, 3, 0, 40}}) {
+      const auto device = open_device(name);
+      const std::uint64_t seed = fresh_seed();
+      Rng rng(seed);
+      INFO(name << ", seed " << seed << ", B H R T = " << batch << " " << heads << " " << modes << " " << rows);
+      const std::vector<double> frequency = fourier_frequencies(modes, 10000);
+      const Positions positions = Positions::sequence(0, rows);
+      const Operand alpha = Operand::normal(*device, rng, {heads, modes}, "alpha"), beta = Operand::normal(*device, rng, {heads, modes}, "beta");
+      const Operand fourier = Operand::of(*device, fourier_table(frequency, positions), {rows, modes, 2}, "fourier");
+      const Operand dq = Operand::normal(*device, rng, {batch, heads, rows, 2 * modes}, "dq_lanes");
+      const Operand dk = Operand::normal(*device, rng, {batch, heads, rows, 2 * modes}, "dk_lanes");
+      const Operand dslope = Operand::normal(*device, rng, {batch, heads, rows}, "dslope");
+      const Operand dalpha = Operand::zeros(*device, {heads, modes}, "dalpha"), dbeta = Operand::zeros(*device, {heads, modes}, "dbeta");
+      const Operand dlambda = Operand::zeros(*device, {heads}, "dlambda"), dfrequency = Operand::zeros(*device, {modes}, "dfrequency");
+      device->run(
+          PriorLanesBackward{dalpha, dbeta, dlambda, dfrequency, dq, dk, dslope, alpha, beta, fourier, positions_operand(*device, positions)});
+
+      const std::vector<double> a = alpha.values(), b = beta.values(), e = fourier.values(), query = dq.values(), key = dk.values(),
+                                slope = dslope.values();
+      std::vector<double> want_alpha(a.size()), want_beta(a.size()), want_frequency(frequency.size()), want_lambda(static_cast<std::size_t>(heads));
+      for (std::size_t i = 0; i < query.size() / 2; ++i) {  // i counts [B, H, T, R]
+        const std::size_t r = i % frequency.size(), row = i / frequency.size() % static_cast<std::size_t>(rows);
+        const std::size_t hr = i / frequency.size() / static_cast<std::size_t>(rows) % static_cast<std::size_t>(heads) * frequency.size() + r;
+        const double cosine = e[2 * (row * frequency.size() + r)], sine = e[2 * (row * frequency.size() + r) + 1];
+        const double along = query[2 * i] * cosine + query[2 * i + 1] * sine, across = query[2 * i] * sine - query[2 * i + 1] * cosine;
+        want_alpha[hr] += along;
+        want_beta[hr] += across;
+        want_frequency[r] += (static_cast<double>(row) - 0.5 * static_cast<double>(rows - 1)) *
+                             (b[hr] * along - a[hr] * across + key[2 * i + 1] * cosine - key[2 * i] * sine);
+      }
+      for (std::size_t i = 0; i < slope.size(); ++i) want_lambda[i / static_cast<std::size_t>(rows) % static_cast<std::size_t>(heads)] += slope[i];
+      CHECK_FP32(dalpha.values(), want_alpha);
+      CHECK_FP32(dbeta.values(), want_beta);
+      CHECK_FP32(dlambda.values(), want_lambda);
+      CHECK_FP32(dfrequency.values(), want_frequency);
+    }
+}
+
+TEST_CASE("prior lanes backward: the same bits in any order of threads, and without the optional gradients", "[prior]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
-    LanesBackwardFixture fixture(*device, rng, {3, 3, 2, Positions::sequence(0, 65)});
+    LanesBackwardFixture fixture(*device, rng, {3, 3, 2, Positions::sequence(0, 150)});
     const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(), slope = fixture.dlambda.values(),
                               frequency = fixture.dfrequency.values();
-    device->run(fixture.operation());
-    const std::vector<double> first_alpha = fixture.dalpha.values(), first_frequency = fixture.dfrequency.values(),
-                              first_slope = fixture.dlambda.values();
-
     const auto start_again = [&] {
       fixture.dalpha.set(alpha);
       fixture.dbeta.set(beta);
       fixture.dlambda.set(slope);
       fixture.dfrequency.set(frequency);
     };
-    start_again();
-    device->run(fixture.operation());
-    CHECK(fixture.dalpha.values() == first_alpha);
-    CHECK(fixture.dlambda.values() == first_slope);
-    CHECK(fixture.dfrequency.values() == first_frequency);
+    check_schedules(name, [&] {
+      start_again();
+      device->run(fixture.operation());
+      std::vector<double> results;
+      for (const Operand* gradient : {&fixture.dalpha, &fixture.dbeta, &fixture.dlambda, &fixture.dfrequency})
+        for (const double value : gradient->values()) results.push_back(value);
+      return results;
+    });
+    const std::vector<double> all_alpha = fixture.dalpha.values(), all_beta = fixture.dbeta.values();
 
     start_again();
     PriorLanesBackward op = fixture.operation();
     op.dlambda = op.dslope = op.dfrequency = op.dk_lanes = {};
     device->run(op);
-    CHECK(fixture.dalpha.values() == first_alpha);
+    CHECK(fixture.dalpha.values() == all_alpha);
+    CHECK(fixture.dbeta.values() == all_beta);
     CHECK(fixture.dlambda.values() == slope);
     CHECK(fixture.dfrequency.values() == frequency);
   }
 }
 
 TEST_CASE("prior lanes backward: sums are taken in double, so that what is left of large terms survives", "[prior]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
-    INFO(name);
-    const double large = 0x1p24;  // large + 1 - large is 0 in fp32
-    const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"), dbeta = Operand::zeros(*device, {1, 1}, "dbeta");
-    const Operand dlambda = Operand::zeros(*device, {1}, "dlambda"), dslope = Operand::of(*device, {large, 1, -large}, {1, 1, 3}, "dslope");
-    const Operand dq_lanes = Operand::of(*device, {large, -large, 1, -2, -large, large}, {1, 1, 3, 2}, "dq_lanes");
-    const Operand alpha = Operand::of(*device, {1}, {1, 1}, "alpha"), beta = Operand::of(*device, {1}, {1, 1}, "beta");
-    const Operand fourier = Operand::of(*device, {1, 0, 1, 0, 1, 0}, {3, 1, 2}, "fourier");  // cos = 1, sin = 0
-    const Operand positions = positions_operand(*device, Positions::sequence(0, 3));
-    device->run(PriorLanesBackward{dalpha, dbeta, dlambda, {}, dq_lanes, {}, dslope, alpha, beta, fourier, positions});
-    CHECK(dalpha.values()[0] == 1);
-    CHECK(dbeta.values()[0] == 2);
-    CHECK(dlambda.values()[0] == 1);
-  }
+  for (const std::string& name : device_names())
+    for (const auto& [batch, rows] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {3, 1}}) {
+      const auto device = open_device(name);
+      INFO(name << ", B T = " << batch << " " << rows);
+      const double large = 0x1p24;  // large + 1 - large is 0 in fp32
+      const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"), dbeta = Operand::zeros(*device, {1, 1}, "dbeta");
+      const Operand dlambda = Operand::zeros(*device, {1}, "dlambda"), dslope = Operand::of(*device, {large, 1, -large}, {batch, 1, rows}, "dslope");
+      const Operand dq_lanes = Operand::of(*device, {large, -large, 1, -2, -large, large}, {batch, 1, rows, 2}, "dq_lanes");
+      const Operand alpha = Operand::of(*device, {1}, {1, 1}, "alpha"), beta = Operand::of(*device, {1}, {1, 1}, "beta");
+      std::vector<double> ahead;  // cos = 1, sin = 0
+      for (std::int64_t t = 0; t < rows; ++t) ahead.insert(ahead.end(), {1, 0});
+      const Operand fourier = Operand::of(*device, ahead, {rows, 1, 2}, "fourier");
+      const Operand positions = positions_operand(*device, Positions::sequence(0, rows));
+      device->run(PriorLanesBackward{dalpha, dbeta, dlambda, {}, dq_lanes, {}, dslope, alpha, beta, fourier, positions});
+      CHECK(dalpha.values()[0] == 1);
+      CHECK(dbeta.values()[0] == 2);
+      CHECK(dlambda.values()[0] == 1);
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------------- softplus
 
-TEST_CASE("softplus: value and derivative keep fp32 relative accuracy from -80 to 90", "[prior]") {
+TEST_CASE("softplus: value and derivative keep fp32 relative accuracy at any x", "[prior]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
-    std::vector<double> points = Operand::normal(*device, rng, {12}, "points", 4).values();
-    for (const double edge : {-80.0, -30.0, -1e-6, 0.0, 1e-6, 16.0, 17.0, 30.0, 90.0}) points.push_back(edge);
+    std::vector<double> points = Operand::normal(*device, rng, {300}, "points", 4).values();
+    for (const double edge : {1e-6, 16.0, 17.0, 30.0, 80.0, 90.0, 110.0, 1000.0, 3e38})
+      for (const double point : {-edge, edge}) points.push_back(point);
+    points.push_back(0);
     const auto count = static_cast<std::int64_t>(points.size());
     const Operand x = Operand::of(*device, points, {count}, "x"), out(*device, DType::f32, {count}, "out");
     const Operand dout = Operand::normal(*device, rng, {count}, "dout");
-    const Operand dx = Operand::zeros(*device, {count}, "dx"), accumulated = Operand::normal(*device, rng, {count}, "accumulated");
+    Operand dx = Operand::zeros(*device, {count}, "dx");
+    const Operand accumulated = Operand::normal(*device, rng, {count}, "accumulated");
     const std::vector<double> in = x.values(), gradient = dout.values(), start = accumulated.values();
     device->run(SoftplusForward{out, x});
     device->run(SoftplusBackward{dx, dout, x});
@@ -458,11 +560,17 @@ TEST_CASE("softplus: value and derivative keep fp32 relative accuracy from -80 t
     std::vector<double> want_accumulated;
     for (std::size_t i = 0; i < in.size(); ++i) {
       INFO("x = " << in[i]);
-      const double want = std::log1p(std::exp(in[i])), derivative = std::exp(in[i]) / (1 + std::exp(in[i]));
-      CHECK(std::abs(got[i] - want) <= 0x1p-22 * want);
-      CHECK(std::abs(got_dx[i] - gradient[i] * derivative) <= 0x1p-22 * std::abs(gradient[i]) * derivative);
+      const double want = std::max(in[i], 0.0) + std::log1p(std::exp(-std::abs(in[i]))), derivative = 1 / (1 + std::exp(-in[i]));
+      CHECK(std::abs(got[i] - want) <= 0x1p-22 * want + 0x1p-149);  // the smallest fp32
+      CHECK(std::abs(got_dx[i] - gradient[i] * derivative) <= 0x1p-22 * std::abs(gradient[i]) * derivative + 0x1p-149);
       want_accumulated.push_back(start[i] + gradient[i] * derivative);
     }
     CHECK_FP32(accumulated.values(), want_accumulated);
+    check_schedules(name, [&] {
+      dx.set(start);
+      device->run(SoftplusForward{out, x});
+      device->run(SoftplusBackward{dx, dout, x});
+      return plus(out.values(), dx.values());
+    });
   }
 }

@@ -35,6 +35,9 @@ Work work_of(const EmbeddingBackward& op) { return {0, bytes_of({op.dout, op.dou
 Work work_of(const LayerNormForward& op) { return {0, bytes_of({op.out, op.mean, op.rstd, op.sum, op.x, op.residual, op.weight, op.bias})}; }
 Work work_of(const LayerNormBackward& op) { return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.mean, op.rstd, op.weight})}; }
 
+Work work_of(const RmsNormForward& op) { return {0, bytes_of({op.out, op.rstd, op.sum, op.x, op.residual, op.weight})}; }
+Work work_of(const RmsNormBackward& op) { return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.rstd, op.weight})}; }
+
 Work work_of(const LinearForward& op) {
   return {matmul_flops(op.x.shape[0], op.weight.shape[0], op.weight.shape[1]), bytes_of({op.out, op.x, op.weight, op.bias})};
 }
@@ -47,6 +50,9 @@ Work work_of(const LinearBackwardWeight& op) {
 
 Work work_of(const GeluForward& op) { return {0, bytes_of({op.out, op.x})}; }
 Work work_of(const GeluBackward& op) { return {0, bytes_of({op.dx, op.dout, op.x})}; }
+Work work_of(const SwigluForward& op) { return {0, bytes_of({op.out, op.gate, op.up})}; }
+Work work_of(const SwigluBackward& op) { return {0, bytes_of({op.dgate, op.dup, op.dout, op.gate, op.up})}; }
+Work work_of(const Rope& op) { return {0, bytes_of({op.q, op.q, op.k, op.k, op.fourier})}; }
 
 Work work_of(const FourierTable& op) { return {0, bytes_of({op.table, op.positions})}; }
 Work work_of(const SinkFeatures& op) { return {0, bytes_of({op.features, op.positions})}; }
@@ -82,5 +88,7 @@ Work work_of(const GradientNorm& op) {
   return work;
 }
 Work work_of(const AdamW& op) { return {0, bytes_of({op.param, op.param, op.master, op.master, op.m, op.m, op.v, op.v, op.grad})}; }
+Work work_of(const Fill& op) { return {0, bytes_of({op.out})}; }
+Work work_of(const Cast& op) { return {0, bytes_of({op.out, op.x})}; }
 
 }  // namespace goat::bench

@@ -14,11 +14,16 @@ Work work_of(const EmbeddingForward& op);
 Work work_of(const EmbeddingBackward& op);
 Work work_of(const LayerNormForward& op);
 Work work_of(const LayerNormBackward& op);
+Work work_of(const RmsNormForward& op);
+Work work_of(const RmsNormBackward& op);
 Work work_of(const LinearForward& op);
 Work work_of(const LinearBackwardInput& op);
 Work work_of(const LinearBackwardWeight& op);
 Work work_of(const GeluForward& op);
 Work work_of(const GeluBackward& op);
+Work work_of(const SwigluForward& op);
+Work work_of(const SwigluBackward& op);
+Work work_of(const Rope& op);
 Work work_of(const FourierTable& op);
 Work work_of(const SinkFeatures& op);
 Work work_of(const SinkForward& op);
@@ -33,5 +38,7 @@ Work work_of(const CrossEntropy& op);
 Work work_of(const AddLoss& op);
 Work work_of(const GradientNorm& op);
 Work work_of(const AdamW& op);
+Work work_of(const Fill& op);
+Work work_of(const Cast& op);
 
 }  // namespace goat::bench

@@ -42,11 +42,16 @@ class TimedDevice final : public Device {
   void launch(const EmbeddingBackward& op) override { run_timed("embedding_backward", op); }
   void launch(const LayerNormForward& op) override { run_timed("layernorm_forward", op); }
   void launch(const LayerNormBackward& op) override { run_timed("layernorm_backward", op); }
+  void launch(const RmsNormForward& op) override { run_timed("rmsnorm_forward", op); }
+  void launch(const RmsNormBackward& op) override { run_timed("rmsnorm_backward", op); }
   void launch(const LinearForward& op) override;
   void launch(const LinearBackwardInput& op) override;
   void launch(const LinearBackwardWeight& op) override;
   void launch(const GeluForward& op) override { run_timed("gelu_forward", op); }
   void launch(const GeluBackward& op) override { run_timed("gelu_backward", op); }
+  void launch(const SwigluForward& op) override { run_timed("swiglu_forward", op); }
+  void launch(const SwigluBackward& op) override { run_timed("swiglu_backward", op); }
+  void launch(const Rope& op) override { run_timed("rope", op); }
   void launch(const FourierTable& op) override { run_timed("fourier_table", op); }
   void launch(const SinkFeatures& op) override { run_timed("sink_features", op); }
   void launch(const SinkForward& op) override { run_timed("sink_forward", op); }
@@ -61,6 +66,8 @@ class TimedDevice final : public Device {
   void launch(const AddLoss& op) override { run_timed("add_loss", op); }
   void launch(const GradientNorm& op) override { run_timed("gradient_norm", op); }
   void launch(const AdamW& op) override { run_timed("adamw", op); }
+  void launch(const Fill& op) override { run_timed("fill", op); }
+  void launch(const Cast& op) override { run_timed("cast", op); }
 
  private:
   template <class Call>

@@ -23,11 +23,16 @@ class CpuDevice : public Device {
   void launch(const EmbeddingBackward& op) override;
   void launch(const LayerNormForward& op) override;
   void launch(const LayerNormBackward& op) override;
+  void launch(const RmsNormForward& op) override;
+  void launch(const RmsNormBackward& op) override;
   void launch(const LinearForward& op) override;
   void launch(const LinearBackwardInput& op) override;
   void launch(const LinearBackwardWeight& op) override;
   void launch(const GeluForward& op) override;
   void launch(const GeluBackward& op) override;
+  void launch(const SwigluForward& op) override;
+  void launch(const SwigluBackward& op) override;
+  void launch(const Rope& op) override;
   void launch(const FourierTable& op) override;
   void launch(const SinkFeatures& op) override;
   void launch(const SinkForward& op) override;
@@ -42,6 +47,8 @@ class CpuDevice : public Device {
   void launch(const AddLoss& op) override;
   void launch(const GradientNorm& op) override;
   void launch(const AdamW& op) override;
+  void launch(const Fill& op) override;
+  void launch(const Cast& op) override;
 
  private:
   DeviceInfo info_;

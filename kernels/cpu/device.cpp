@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/memory.h"
 
 namespace goat {
 
@@ -47,8 +48,9 @@ CpuDevice::CpuDevice() {
                       std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." + std::to_string(DNNL_VERSION_PATCH);
 }
 
-// What the kernel could hand out without swapping, or what the control group (a container's limit) leaves, if that is less.
-std::size_t CpuDevice::available_memory() const {
+std::size_t CpuDevice::available_memory() const { return goat::available_memory(); }
+
+std::size_t available_memory() {
   std::size_t available = std::numeric_limits<std::size_t>::max();
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/row_sums.h"
 #include "kernels/cpu/simd.h"
 
 namespace goat {
@@ -32,12 +33,6 @@ SIMD_INLINE RowStatistics statistics_of(const float* row, std::int64_t width, fl
   const float shift = deviations / count;
   const float variance = squares / count - shift * shift;
   return {centre, shift, 1.0f / std::sqrt((variance < 0 ? 0 : variance) + eps)};
-}
-
-// sum = x + residual; the three may be the same memory.
-SIMD_CLONES void add_residual(float* sum, const float* x, const float* residual, std::int64_t width) {
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) sum[c] = x[c] + residual[c];
 }
 
 SIMD_CLONES RowStatistics normalise_row(float* __restrict out, const float* __restrict row, const float* __restrict weight,
@@ -69,14 +64,6 @@ SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight,
     dbias[c] += dout[c];
   }
 }
-
-SIMD_CLONES void add_to(float* __restrict total, const float* __restrict part, std::int64_t count) {
-#pragma omp simd
-  for (std::int64_t c = 0; c < count; ++c) total[c] += part[c];
-}
-
-// dweight and dbias are summed over blocks of rows, then over the blocks in order. The blocks depend on N alone, and with them the rounding.
-std::int64_t rows_per_block(std::int64_t rows) { return std::max<std::int64_t>(16, (rows + 255) / 256); }
 }  // namespace
 
 // A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its passes).
@@ -111,16 +98,8 @@ void CpuDevice::launch(const LayerNormBackward& op) {
       backward_row(dsum + n * width, part, part + width, dout + n * width, sum + n * width, weight, mean[n], rstd[n], width);
   }
 
-  constexpr std::int64_t columns = 128;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t first = 0; first < width; first += columns) {
-    const std::int64_t count = std::min(columns, width - first);
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const float* part = parts.data() + block * 2 * width + first;
-      add_to(dweight + first, part, count);
-      add_to(dbias + first, part + width, count);
-    }
-  }
+  add_parts(dweight, parts.data(), blocks, 2 * width, width);
+  add_parts(dbias, parts.data() + width, blocks, 2 * width, width);
 }
 
 }  // namespace goat

@@ -1,0 +1,113 @@
+// Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). With p recomputed from the saved log-sum-exp,
+//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>;   dv = p^T dout,  dk = scale S^T q,  dq = scale S k.
+//
+// Three kernels, all with sums in a fixed order (AttentionBackward::deterministic):
+//   attention_delta_kernel   delta
+//   attention_backward_keys  a block owns keys: dv, dk, and the prior's sums, from S in fp32
+//   attention_backward_queries  a block owns queries: dq
+// dq needs sums over the keys, dk and dv over the queries. Each of the two passes sums over what it walks, at the price of forming S and dP twice:
+// 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory, and no atomics.
+//
+// deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, 5 products; two small steps zero it before and
+// convert it after. Bytes of the workspace: 4 B H T_q D, zeroed, added to once by each of the ceil(T_k / keys) blocks (half of them if causal), read.
+// Where shared memory does not suffice (d_h > 64 on sm_86, sm_89, sm_120) the deterministic form runs.
+//
+// Positional lanes are ordinary coordinates; their gradients leave from the fp32 accumulators, and zeros stand in their place in dq and dk.
+#include "kernels/cuda/attention_backward.cuh"
+#include "kernels/cuda/attention_ffma.cuh"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/runtime.cuh"
+
+namespace goat::GOAT_TARGET {
+
+namespace {
+
+constexpr int delta_threads = 256, delta_lanes = 8;
+
+// delta_lanes neighbouring lanes take one row (b, i, h), rows in the order of memory, so that a warp reads consecutive vectors.
+template <class T, bool vectors>
+__global__ void __launch_bounds__(delta_threads) attention_delta_kernel(const BackwardArguments<T> arguments, std::int64_t rows) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (delta_threads / delta_lanes) + threadIdx.x / delta_lanes;
+  const std::int64_t present = row < rows ? row : rows - 1;  // all lanes take part in the sum
+  const int head = static_cast<int>(present % arguments.heads), query = static_cast<int>(present / arguments.heads % arguments.queries);
+  const int sequence = static_cast<int>(present / arguments.heads / arguments.queries), lane = threadIdx.x % delta_lanes;
+  const T* dout = arguments.dout.rows(sequence, head) + query * arguments.dout.row_stride;
+  const T* out = arguments.out.rows(sequence, head) + query * arguments.out.row_stride;
+  float sum = 0;
+  constexpr int size = Vector<T>::size;  // without vectors a lane takes the same coordinates: zeros appended to the rows change no bit
+  for (int c = lane * size; c < arguments.head_dim; c += delta_lanes * size) {
+    if constexpr (vectors) {
+      const auto a = Vector<T>::load(dout + c), b = Vector<T>::load(out + c);
+#pragma unroll
+      for (int i = 0; i < size; ++i) sum = fmaf(a[i], b[i], sum);
+    } else {
+      for (int i = c; i < min(c + size, arguments.head_dim); ++i) sum = fmaf(to_float(dout[i]), to_float(out[i]), sum);
+    }
+  }
+#pragma unroll
+  for (int offset = delta_lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(all_lanes, sum, offset);
+  if (lane == 0 && row < rows) arguments.delta[(static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries + query] = sum;
+}
+
+constexpr int finish_threads = 256;
+
+// dq and dq_lanes from the sums [B, H, T_q, width]: a thread takes 8 coordinates of a row.
+__global__ void __launch_bounds__(finish_threads)
+    attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum, int width, std::int64_t chunks) {
+  const std::int64_t chunk = static_cast<std::int64_t>(blockIdx.x) * finish_threads + threadIdx.x;
+  const int chunks_in_row = width / 8, column = static_cast<int>(chunk % chunks_in_row) * 8;
+  if (chunk >= chunks || column >= arguments.head_dim) return;
+  const std::int64_t row = chunk / chunks_in_row, head_index = row / arguments.queries;
+  const int query = static_cast<int>(row % arguments.queries);
+  const auto low = Vector<float>::load(dq_sum + chunk * 8), high = Vector<float>::load(dq_sum + chunk * 8 + 4);
+  Vector<bf16> result;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float sum = i < 4 ? low[i] : high[i - 4];
+    const int lane = column + i - arguments.content_dim;
+    result.set(i, lane < 0 ? arguments.scale * sum : 0.0f);
+    if (arguments.dq_lanes && lane >= 0 && lane < arguments.lanes) arguments.dq_lanes[row * arguments.lanes + lane] = sum;
+  }
+  bf16* dq = arguments.dq.rows(static_cast<int>(head_index / arguments.heads), static_cast<int>(head_index % arguments.heads));
+  result.store(dq + query * arguments.dq.row_stride + column);
+}
+
+}  // namespace
+
+// Reads dout and out, writes 4 bytes a row: 4 d_h + 4 bytes a row in bf16.
+template <class T>
+void attention_delta(const BackwardArguments<T>& arguments, int batch, Stream stream) {
+  const std::int64_t rows = static_cast<std::int64_t>(batch) * arguments.queries * arguments.heads;
+  const bool vectors = arguments.head_dim % Vector<T>::size == 0 && arguments.dout.aligned() && arguments.out.aligned();
+  enqueue(vectors ? attention_delta_kernel<T, true> : attention_delta_kernel<T, false>,
+          dim3(static_cast<unsigned>(divide_up(rows, delta_threads / delta_lanes))), dim3(delta_threads), 0, stream, arguments, rows);
+}
+template void attention_delta<float>(const BackwardArguments<float>&, int, Stream);
+template void attention_delta<bf16>(const BackwardArguments<bf16>&, int, Stream);
+
+void CudaDevice::launch(const AttentionBackward& op) {
+  if (op.dq.elements() == 0) return;
+  const int batch = static_cast<int>(op.q.shape[0]);
+  with_element_type(op.q.dtype, [&]<class T>(T) {
+    const BackwardArguments<T> arguments(op);
+    attention_delta<T>(arguments, batch, stream_);
+    if constexpr (std::is_same_v<T, bf16>)
+      if (arguments.head_dim <= 128 && arguments.aligned()) {
+        if (op.deterministic || !can_add_dq(arguments.head_dim, family())) {
+          attention_backward_queries(arguments, batch, family(), stream_);  // first: it corrects delta
+          return attention_backward_keys(arguments, batch, family(), nullptr, stream_);
+        }
+        const int width = padded_head_dim(arguments.head_dim);
+        const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads * arguments.queries * width;
+        auto* dq_sum = static_cast<float*>(scratch(static_cast<std::size_t>(elements) * sizeof(float)));
+        runtime::set_zero(dq_sum, static_cast<std::size_t>(elements) * sizeof(float), stream_);
+        attention_backward_keys(arguments, batch, family(), dq_sum, stream_);
+        return enqueue(attention_finish_dq_kernel, dim3(static_cast<unsigned>(divide_up(elements / 8, finish_threads))), dim3(finish_threads), 0,
+                       stream_, arguments, dq_sum, width, elements / 8);
+      }
+    attention_backward_ffma<T>(arguments, batch, stream_);
+  });
+}
+
+}  // namespace goat::GOAT_TARGET

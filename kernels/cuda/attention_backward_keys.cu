@@ -1,0 +1,408 @@
+// Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q, and for the prior dU_j = sum_i S_ij and
+// dslope_j = sum_i S_ij (j - i'), from S in fp32 before it is rounded for the matrix product.
+//
+// A block owns a tile of keys of one head and walks over tiles of queries from the last one back to the diagonal, so that the tiles which need a
+// mask come last. It forms S^T = K Q^T and dP^T = V dO^T, keys in rows: the accumulators are then, as they are, the A operands of P^T dO and S^T Q.
+// K and V stay in shared memory; Q and dO, lse and delta of the next tile are fetched while this one is computed. Where two warps share keys and
+// halve the queries, their sums are added at the end, each pair in the same order.
+//
+// Logits are in base 2 relative to the block's first key: p = 2^(scale log2(e) <q,k> + slope2 (j - key0) - row_term_i), where slope2 = slope log2(e)
+// and row_term_i = lse_i log2(e) + slope2 (i' - key0): the large parts of a distant query's slope and log-sum-exp cancel in row_term.
+//
+// Bytes a block: K and V once, Q and dO once per block of keys that sees them, dK and dV once. FLOPs a (query, key) pair: 8 D, or 10 D with dQ.
+// A step of `queries` queries for each warp, q = warp_queries, t = key_tiles:
+//   mma           2 t (q/8) (D/16)  +  2 t (q/16) (D/8)             S^T and dP^T, dV and dK
+//   ldmatrix.x4   2 (t + q/16) (D/16)  +  2 (q/16) (D/16)
+//   D = 32: 64, 24   D = 64: 128, 48   D = 128: 256, 144 (large_shared), 128, 80 (small_shared)
+//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4, 2 barriers a step
+//   copies        4 queries D bytes a block; 16-byte cp.async: queries D / (4 threads) a thread
+#include <algorithm>
+
+#include "kernels/cuda/attention_backward.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace goat::GOAT_TARGET {
+
+namespace {
+
+// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp.
+template <class Shape>
+struct KeySums {
+  float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
+  float dv[Shape::key_tiles][Shape::head_dim / 8][4] = {};
+  float bias[Shape::key_tiles][2] = {};   // this thread's share of dU
+  float slope[Shape::key_tiles][2] = {};  // and of dslope
+};
+
+// A warp's part of S^T or dP^T.
+template <class Shape>
+using Scores = float[Shape::key_tiles][Shape::warp_queries / 8][4];
+
+// What a warp owns, counted from the tiles' first row.
+template <class Shape>
+struct Place {
+  int half, warp_key, warp_query;
+
+  __device__ __forceinline__ explicit Place(int thread)
+      : half(thread / 32 / Shape::key_warps),
+        warp_key(thread / 32 % Shape::key_warps * 16 * Shape::key_tiles),
+        warp_query(half * Shape::warp_queries) {}
+};
+
+// s becomes p. negative_row_terms: of this thread's first query on. slope2 (j - key0) of this thread's first key is first_key_term.
+template <class Shape, bool prior>
+__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms, float scale2, float slope2, float first_key_term) {
+#pragma unroll
+  for (int n = 0; n < Shape::warp_queries / 8; ++n) {
+    const float2 row_terms = *reinterpret_cast<const float2*>(negative_row_terms + 8 * n);
+#pragma unroll
+    for (int t = 0; t < Shape::key_tiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float row_term = i % 2 ? row_terms.y : row_terms.x;
+        const float key_term = prior ? fmaf(slope2, static_cast<float>(16 * t + 8 * (i / 2)), first_key_term) : 0.0f;
+        s[t][n][i] = exp2_approximate(fmaf(s[t][n][i], scale2, prior ? key_term + row_term : row_term));
+      }
+  }
+}
+
+// p = 0 where the key is absent or hidden from the query. first_lag = (this thread's first key) - (position of its first query).
+template <class Shape>
+__device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
+#pragma unroll
+  for (int t = 0; t < Shape::key_tiles; ++t)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * t + 8 * half, first_column = row >= keys_left ? Shape::queries : causal ? first_lag + row : 0;
+#pragma unroll
+      for (int n = 0; n < Shape::warp_queries / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (8 * n + i < first_column) p[t][n][2 * half + i] = 0;
+    }
+}
+
+// The accumulators of dP^T begin at -delta, of this thread's first query on.
+template <class Shape>
+__device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negative_deltas) {
+#pragma unroll
+  for (int n = 0; n < Shape::warp_queries / 8; ++n) {
+    const float2 deltas = *reinterpret_cast<const float2*>(negative_deltas + 8 * n);
+#pragma unroll
+    for (int t = 0; t < Shape::key_tiles; ++t) {
+      dp[t][n][0] = dp[t][n][2] = deltas.x;
+      dp[t][n][1] = dp[t][n][3] = deltas.y;
+    }
+  }
+}
+
+// With c = i - (this thread's first query): sum S (j - i') = (j - i'_first) sum S - sum S c, the sums over this step alone.
+template <class Shape>
+__device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Shape>& ds, int first_lag) {
+#pragma unroll
+  for (int t = 0; t < Shape::key_tiles; ++t)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = 0, weighted = 0;
+#pragma unroll
+      for (int n = 0; n < Shape::warp_queries / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float value = ds[t][n][2 * half + i];
+          sum += value;
+          weighted = fmaf(value, static_cast<float>(8 * n + i), weighted);
+        }
+      sums.bias[t][half] += sum;
+      sums.slope[t][half] += fmaf(static_cast<float>(first_lag + 16 * t + 8 * half), sum, -weighted);
+    }
+}
+
+// S^T to shared memory, rounded to bf16 as for dK.
+template <class Shape>
+__device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, int warp_key, int warp_query, int lane) {
+  using T = Tile<Shape::queries>;
+#pragma unroll
+  for (int t = 0; t < Shape::key_tiles; ++t)
+#pragma unroll
+    for (int n = 0; n < Shape::warp_queries / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<std::uint32_t*>(T::at(ds_tile, warp_key + 16 * t + 8 * half + lane / 4, warp_query / 8 + n) + 2 * (lane % 4)) =
+            pack_bf16(ds[t][n][2 * half], ds[t][n][2 * half + 1]);
+}
+
+// dq_sum += S K of this step's queries: each warp takes 16 queries and half of the coordinates.
+template <class Shape>
+__device__ __forceinline__ void add_dq(bf16* ds_tile, bf16* k_tile, float* dq_sum, int heads, int first_query, int queries) {
+  constexpr int D = Shape::head_dim;
+  using T = Tile<Shape::queries>;
+  static_assert(Shape::warps == 8 && Shape::queries == 64);
+  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
+  const typename T::Lanes ds_lanes(lane);
+  const typename Tile<D>::Lanes k_lanes(lane);
+  float dq[D / 16][4] = {};
+  const int query = warp % 4 * 16, chunk = warp / 4 * (D / 16);
+#pragma unroll
+  for (int key = 0; key < Shape::keys; key += 16) {
+    std::uint32_t a[4];
+    T::a_fragment_transposed(a, ds_tile, key, query / 8, ds_lanes);
+#pragma unroll
+    for (int d = 0; d < D / 16; d += 2) {
+      std::uint32_t b[4];
+      Tile<D>::b_fragments_transposed(b, k_tile, key, chunk + d, k_lanes);
+      mma_bf16(dq[d], a, b[0], b[1]);
+      mma_bf16(dq[d + 1], a, b[2], b[3]);
+    }
+  }
+  const int head_index = block_index_now(2) * heads + block_index_now(1);
+  float* const to = dq_sum + static_cast<std::int64_t>(head_index) * queries * D + 8 * chunk + 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_query + query + 8 * half + lane / 4;
+    if (row < queries)
+#pragma unroll
+      for (int d = 0; d < D / 16; ++d)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) atomicAdd(to + static_cast<std::int64_t>(row) * D + 8 * d + i, dq[d][2 * half + i]);
+  }
+}
+
+// A warp's accumulators in shared memory, for its partner.
+template <int tiles, int width>
+__device__ __forceinline__ void put(const float (&sums)[tiles][width][4], float4* place) {
+#pragma unroll
+  for (int t = 0; t < tiles; ++t)
+#pragma unroll
+    for (int n = 0; n < width; ++n)
+      place[(t * width + n) * 32 + threadIdx.x % 32] = make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
+}
+template <int tiles, int width>
+__device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4* place) {
+#pragma unroll
+  for (int t = 0; t < tiles; ++t)
+#pragma unroll
+    for (int n = 0; n < width; ++n) {
+      const float4 other = place[(t * width + n) * 32 + threadIdx.x % 32];
+      sums[t][n][0] += other.x, sums[t][n][1] += other.y, sums[t][n][2] += other.z, sums[t][n][3] += other.w;
+    }
+}
+
+// The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles` is free shared memory.
+template <class Shape>
+__device__ __forceinline__ void finish_gradients(KeySums<Shape>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv, int first_key,
+                                                 Place<Shape> place) {
+  constexpr int D = Shape::head_dim, warp_elements = 16 * Shape::key_tiles * D;
+  const int row = first_key + place.warp_key, warp = place.warp_key / (16 * Shape::key_tiles);
+  __syncthreads();  // the last step's tiles are no longer read
+  if constexpr (Shape::query_warps == 1) {
+    store_gradient<D>(sums.dk, tiles + warp * warp_elements, dk, row);
+    store_gradient<D>(sums.dv, tiles + warp * warp_elements, dv, row);
+  } else {
+    float* const parts = reinterpret_cast<float*>(tiles);
+    float* const dk_part = parts + warp * warp_elements;
+    float* const dv_part = parts + (Shape::key_warps + warp) * warp_elements;
+    if (place.half == 0)
+      put(sums.dk, reinterpret_cast<float4*>(dk_part));
+    else
+      put(sums.dv, reinterpret_cast<float4*>(dv_part));
+    __syncthreads();
+    if (place.half == 0) {
+      add(sums.dv, reinterpret_cast<const float4*>(dv_part));
+      store_gradient<D>(sums.dv, reinterpret_cast<bf16*>(dv_part), dv, row);
+    } else {
+      add(sums.dk, reinterpret_cast<const float4*>(dk_part));
+      store_gradient<D>(sums.dk, reinterpret_cast<bf16*>(dk_part), dk, row);
+    }
+  }
+}
+
+// dkey_bias and dslope (either may be nullptr) of a head; `exchange` is free shared memory, two floats a key.
+template <class Shape>
+__device__ __forceinline__ void finish_prior(KeySums<Shape>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys, int first_key,
+                                             Place<Shape> place) {
+  const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::key_tiles; ++i)
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {  // over the four lanes that share a key
+      sums.bias[i / 2][i % 2] += __shfl_xor_sync(all_lanes, sums.bias[i / 2][i % 2], offset);
+      sums.slope[i / 2][i % 2] += __shfl_xor_sync(all_lanes, sums.slope[i / 2][i % 2], offset);
+    }
+  if constexpr (Shape::query_warps == 2) {
+    __syncthreads();  // the last step's row terms are no longer read
+    if (place.half == 1 && lane % 4 == 0)
+#pragma unroll
+      for (int i = 0; i < 2 * Shape::key_tiles; ++i)
+        exchange[place.warp_key + 8 * i + lane / 4] = make_float2(sums.bias[i / 2][i % 2], sums.slope[i / 2][i % 2]);
+    __syncthreads();
+  }
+  if (place.half == 0 && lane % 4 == 0)
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::key_tiles; ++i) {
+      const int row = place.warp_key + 8 * i + lane / 4;
+      const float2 other = Shape::query_warps == 2 ? exchange[row] : make_float2(0, 0);
+      if (first_key + row >= keys) continue;
+      if (dkey_bias) dkey_bias[first_key + row] = sums.bias[i / 2][i % 2] + other.x;
+      if (dslope) dslope[first_key + row] = sums.slope[i / 2][i % 2] + other.y;
+    }
+}
+
+// grid (tiles of keys, the first, which most queries see, first; H; B): a head's tiles run side by side and share its Q and dO in L2.
+// prior: there is a slope, or its gradient or the key bias' is wanted.
+template <int D, Family family, bool prior, bool deterministic>
+__global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
+    attention_backward_keys_kernel(const BackwardArguments<bf16> arguments, float scale2, float* dq_sum) {
+  if constexpr (compiled_for<family>) {
+    using Shape = BackwardKeysTraits<D, family>;
+    constexpr int keys = Shape::keys, queries = Shape::queries;
+    bf16* const k_tile = dynamic_shared<bf16>();
+    bf16* const v_tile = k_tile + keys * D;
+    bf16* const query_tiles = v_tile + keys * D;                                         // 2 x (Q, dO)
+    float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
+    bf16* const ds_tile = reinterpret_cast<bf16*>(query_terms + 4 * queries);
+
+    const Place<Shape> place(static_cast<int>(threadIdx.x));
+    const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
+    const int offset = arguments.keys - arguments.queries;  // i' - i
+    const auto slope2_now = [&] { return prior && arguments.slope ? arguments.slope[block_index_now(1)] * log2_e : 0.0f; };
+
+    // Steps [full, steps) need no mask; steps below `first` see none of these keys.
+    const int steps = (arguments.queries + queries - 1) / queries;
+    const int first = arguments.causal ? max(first_key - offset, 0) / queries : 0;
+    const int full = first_key + keys > arguments.keys ? steps
+                     : arguments.causal                ? (max(first_key + keys - 1 - offset, 0) + queries - 1) / queries
+                                                       : 0;
+
+    // Opaque, here and below: addresses are made anew in every step, as registers are short.
+    const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
+      const int sequence = block_index_now(2), head = block_index_now(1);
+      bf16* to = query_tiles + step % 2 * 2 * queries * D;
+      Tile<D>::template load<queries, Shape::threads, checked>(to, arguments.q.rows(sequence, head), arguments.q.row_stride, step * queries,
+                                                               arguments.queries, arguments.head_dim);
+      Tile<D>::template load<queries, Shape::threads, checked>(to + queries * D, arguments.dout.rows(sequence, head), arguments.dout.row_stride,
+                                                               step * queries, arguments.queries, arguments.head_dim);
+      copy_async_commit();
+    };
+    // lse and delta take the way through registers: their rows are not aligned. An absent query has p = 0.
+    float lse = 0, delta = 0;
+    const auto fetch_terms = [&](int step) {
+      const int head_index = block_index_now(2) * arguments.heads + block_index_now(1);
+      const int thread = opaque(static_cast<int>(threadIdx.x)), query = step * queries + thread;
+      const std::int64_t scalar = static_cast<std::int64_t>(head_index) * arguments.queries + query;
+      const bool present = thread < queries && query < arguments.queries;
+      lse = present ? arguments.lse[scalar] : INFINITY;
+      delta = present ? arguments.delta[scalar] : 0.0f;
+    };
+    const auto store_terms = [&](int step) {
+      const int thread = opaque(static_cast<int>(threadIdx.x));
+      if (thread >= queries) return;
+      float* to = query_terms + step % 2 * 2 * queries + thread;
+      const float position = static_cast<float>(step * queries + thread + offset - block_index_now(0) * keys);
+      to[0] = -(prior ? fmaf(slope2_now(), position, lse * log2_e) : lse * log2_e);
+      to[queries] = -delta;
+    };
+
+    KeySums<Shape> sums;
+    const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
+      copy_async_wait<0>();
+      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      if (step > first) load(step - 1, std::false_type{});
+      const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
+      const typename Tile<D>::Lanes lanes(lane);
+      bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
+      bf16* dout_tile = q_tile + queries * D;
+      const float* terms = query_terms + step % 2 * 2 * queries + warp_query + 2 * (lane % 4);
+      const int row = warp_key + lane / 4, first_lag = block_index_now(0) * keys + row - (step * queries + warp_query + 2 * (lane % 4) + offset);
+
+      const float slope2 = slope2_now();
+
+      Scores<Shape> p = {}, ds;
+      multiply_rows<D>(p, k_tile, warp_key, q_tile, warp_query, lanes);
+      exponentiate<Shape, prior>(p, terms, scale2, slope2, slope2 * static_cast<float>(row));
+      if constexpr (masked) mask<Shape>(p, first_lag, arguments.keys - block_index_now(0) * keys - row, arguments.causal);
+      begin_at<Shape>(ds, terms + queries);
+      multiply_rows<D>(ds, v_tile, warp_key, dout_tile, warp_query, lanes);
+#pragma unroll
+      for (int t = 0; t < Shape::key_tiles; ++t)
+#pragma unroll
+        for (int n = 0; n < Shape::warp_queries / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) ds[t][n][i] *= p[t][n][i];
+      if constexpr (prior) add_prior<Shape>(sums, ds, first_lag);
+      if (step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
+      multiply_packed<D>(sums.dv, p, dout_tile, warp_query, lanes);
+      if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile, warp_key, warp_query, lane);
+      multiply_packed<D>(sums.dk, ds, q_tile, warp_query, lanes);
+      if constexpr (!deterministic) {
+        __syncthreads();
+        add_dq<Shape>(ds_tile, k_tile, dq_sum, arguments.heads, step * queries, arguments.queries);
+      }
+      if (step > first) store_terms(step - 1);
+    };
+
+    Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
+                                                       arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim);
+    Tile<D>::template load<keys, Shape::threads, true>(v_tile, arguments.v.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
+                                                       arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
+    int step = steps - 1;
+    load(step, std::true_type{});  // no other tile reaches beyond the queries
+    fetch_terms(step);
+    store_terms(step);
+#pragma unroll 1
+    for (; step >= max(full, first); --step) compute(step, std::false_type{});
+#pragma unroll 1
+    for (; step >= first; --step) compute(step, std::true_type{});
+
+    const Place<Shape> end(opaque(static_cast<int>(threadIdx.x)));
+    const int sequence = block_index_now(2), head = block_index_now(1), end_key = block_index_now(0) * keys;
+    const std::int64_t key_scalar = (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.keys;
+    const GradientRows dk{arguments.dk.rows(sequence, head),
+                          arguments.dk.row_stride,
+                          arguments.keys,
+                          arguments.head_dim,
+                          arguments.content_dim,
+                          arguments.scale,
+                          arguments.dk_lanes ? arguments.dk_lanes + key_scalar * arguments.lanes : nullptr,
+                          arguments.lanes,
+                          arguments.scale};
+    const GradientRows dv{arguments.dv.rows(sequence, head), arguments.dv.row_stride, arguments.keys, arguments.head_dim, arguments.head_dim, 1.0f};
+    finish_gradients<Shape>(sums, k_tile, dk, dv, end_key, end);
+    if constexpr (prior)
+      finish_prior<Shape>(sums, reinterpret_cast<float2*>(query_terms), arguments.dkey_bias ? arguments.dkey_bias + key_scalar : nullptr,
+                          arguments.dslope ? arguments.dslope + key_scalar : nullptr, arguments.keys, end_key, end);
+  }
+}
+
+template <int D, Family family>
+void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_sum, Stream stream) {
+  using Shape = BackwardKeysTraits<D, family>;
+  const bool prior = arguments.slope || arguments.dkey_bias || arguments.dslope;
+  const dim3 grid(static_cast<unsigned>(divide_up(arguments.keys, Shape::keys)), static_cast<unsigned>(arguments.heads),
+                  static_cast<unsigned>(batch));
+  const dim3 block(Shape::threads);
+  if (!dq_sum) {
+    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, true> : attention_backward_keys_kernel<D, family, false, true>;
+    enqueue(kernel, grid, block, Shape::shared_bytes, stream, arguments, arguments.scale * log2_e, nullptr);
+  } else if constexpr (has_dq_form<D, family>) {
+    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, false> : attention_backward_keys_kernel<D, family, false, false>;
+    enqueue(kernel, grid, block, Shape::shared_bytes + Shape::ds_bytes, stream, arguments, arguments.scale * log2_e, dq_sum);
+  }
+}
+
+}  // namespace
+
+bool can_add_dq(int head_dim, Family family) {
+  bool possible = false;
+  with_tile_shape(head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+    possible = has_dq_form<D, chosen>;
+  });
+  return possible;
+}
+
+void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family, float* dq_sum, Stream stream) {
+  with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+    launch_keys<D, chosen>(arguments, batch, dq_sum, stream);
+  });
+}
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,146 @@
+// Attention forward in fp32 arithmetic: tiles of queries against tiles of keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
+#include <cmath>
+
+#include "kernels/cuda/attention_ffma.cuh"
+#include "kernels/cuda/attention_ffma_tile.cuh"
+
+namespace goat::GOAT_TARGET {
+
+namespace {
+
+// 64 queries x 32 keys, 16 queries a warp; K and V pass through one buffer one after the other.
+// Shared memory: 23 KiB (d_h <= 32), 36 KiB (64), 60 KiB (128), 70 KiB (256; with half of the warps).
+template <int D>
+struct ForwardTile : FfmaShape<D, 4, 4, D <= 128 ? 4 : 2> {
+  using Shape = FfmaShape<D, 4, 4, D <= 128 ? 4 : 2>;
+  static constexpr int blocks = D <= 64 ? 3 : 2;  // on a multiprocessor, as far as registers go
+  static constexpr int shared_bytes = 4 * (Shape::row_floats + Shape::column_floats + Shape::weight_floats);
+  static_assert(shared_bytes <= 99 * 1024);
+};
+
+// What a thread keeps of its rows: out before it is divided by the sum, of which it has the part of its own columns.
+template <class Tile>
+struct SoftmaxRows {
+  Accumulators<Tile> out;
+  float maximum[Tile::row_count], sum[Tile::row_count];
+
+  __device__ __forceinline__ SoftmaxRows() {
+#pragma unroll
+    for (int i = 0; i < Tile::row_count; ++i) {
+      maximum[i] = -INFINITY;
+      sum[i] = 0;
+#pragma unroll
+      for (int k = 0; k < Tile::vectors; ++k) out[i][k] = make_float4(0, 0, 0, 0);
+    }
+  }
+
+  // scores <- p = exp(z - maximum), where key j of row i is seen if first_key + 8j <= last[i]. `first_key` is the thread's first key, position the
+  // row's i'. Scales what was added up before to the new maximum.
+  __device__ __forceinline__ void take(Scores<Tile>& scores, float scale, float slope, int first_key, int position, int last_key, bool causal) {
+#pragma unroll
+    for (int i = 0; i < Tile::row_count; ++i) {
+      const int place = position + 4 * i, last = causal ? min(place, last_key) : last_key;
+      float largest = maximum[i];
+#pragma unroll
+      for (int j = 0; j < Tile::column_count; ++j) {
+        const int key = first_key + 8 * j;
+        const float logit = scores[i][j] * scale + slope * static_cast<float>(key - place);
+        scores[i][j] = key <= last ? logit : -INFINITY;
+        largest = fmaxf(largest, scores[i][j]);
+      }
+      largest = row_max(largest);
+      const float reference = largest == -INFINITY ? 0.0f : largest;  // a row that has seen no key yet
+      const float shrink = expf(maximum[i] - reference);
+      maximum[i] = largest;
+      float added = 0;
+#pragma unroll
+      for (int j = 0; j < Tile::column_count; ++j) {
+        scores[i][j] = expf(scores[i][j] - reference);
+        added += scores[i][j];
+      }
+      sum[i] = sum[i] * shrink + added;
+#pragma unroll
+      for (int k = 0; k < Tile::vectors; ++k) {
+        out[i][k].x *= shrink;
+        out[i][k].y *= shrink;
+        out[i][k].z *= shrink;
+        out[i][k].w *= shrink;
+      }
+    }
+  }
+
+  // `first_row` is the thread's first query.
+  template <class T>
+  __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, int sequence, int head, int first_row, bool aligned) const {
+    T* const rows = arguments.out.rows(sequence, head);
+    float* const lse = arguments.lse + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+#pragma unroll
+    for (int i = 0; i < Tile::row_count; ++i) {
+      const int row = first_row + 4 * i;
+      const float total = row_sum(sum[i]);
+      if (row >= arguments.queries) continue;
+      if (thread_column() == 0) lse[row] = maximum[i] + logf(total);
+#pragma unroll
+      for (int k = 0; k < Tile::vectors; ++k) {
+        const int c = 4 * thread_column() + 32 * k;
+        const float4 mean = make_float4(out[i][k].x / total, out[i][k].y / total, out[i][k].z / total, out[i][k].w / total);
+        store_four(rows + row * arguments.out.row_stride + c, mean, 1.0f, arguments.head_dim - c, aligned);
+      }
+    }
+  }
+};
+
+// grid (B H, blocks of queries, the last first: they see most keys)
+template <class T, int D>
+__global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks) forward_kernel(const ForwardArguments<T> arguments, bool aligned) {
+  using Tile = ForwardTile<D>;
+  float* const q_tile = dynamic_shared<float>();
+  float* const kv_tile = q_tile + Tile::row_floats;
+  float* const weights = kv_tile + Tile::column_floats;
+
+  const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
+  const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows;
+  const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
+  const int seen = arguments.causal ? min(first_query + lead + Tile::rows, arguments.keys) : arguments.keys;
+  const int warp_query = first_query + Tile::warp_row();  // the warp's first
+  const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
+  const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
+
+  SoftmaxRows<Tile> rows;
+  load_rows<Tile, Tile::rows>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query, arguments.queries, arguments.head_dim,
+                              aligned);
+#pragma unroll 1
+  for (int first_key = (seen - 1) / Tile::columns * Tile::columns; first_key >= 0; first_key -= Tile::columns) {
+    const bool sees = warp_query < arguments.queries && (!arguments.causal || first_key < warp_query + Tile::rows_of_warp + lead);
+    __syncthreads();  // nobody reads V any more
+    load_rows<Tile, Tile::columns>(kv_tile, k, arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
+    __syncthreads();
+    if (sees) {
+      Scores<Tile> scores;
+      multiply_rows<Tile>(scores, q_tile, kv_tile, arguments.head_dim);
+      rows.take(scores, arguments.scale, slope, first_key + thread_column(), warp_query + thread_row() + lead, arguments.keys - 1, arguments.causal);
+      store_weights<Tile>(weights, scores);
+    }
+    __syncthreads();
+    load_rows<Tile, Tile::columns>(kv_tile, v, arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
+    __syncthreads();
+    if (sees) multiply_weights<Tile>(rows.out, weights, kv_tile);
+  }
+  rows.store(arguments, sequence, head, warp_query + thread_row(), aligned);
+}
+
+}  // namespace
+
+// Reads q and writes out once; reads k and v once for each 64 queries (from L2, mostly).
+template <class T>
+void attention_forward_ffma(const ForwardArguments<T>& arguments, int batch, Stream stream) {
+  with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
+    using Tile = ForwardTile<D>;
+    const dim3 grid(static_cast<unsigned>(batch * arguments.heads), static_cast<unsigned>(divide_up(arguments.queries, Tile::rows)));
+    enqueue(forward_kernel<T, D>, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments, arguments.aligned());
+  });
+}
+template void attention_forward_ffma(const ForwardArguments<float>&, int, Stream);
+template void attention_forward_ffma(const ForwardArguments<bf16>&, int, Stream);
+
+}  // namespace goat::GOAT_TARGET

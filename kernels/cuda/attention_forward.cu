@@ -1,0 +1,297 @@
+// Attention, forward, on tensor cores: softmax(scale q k^T + slope (j - i')) v in one pass over the keys (Dao 2023, FlashAttention-2), bf16 operands,
+// fp32 logits, softmax and accumulators. The prior's lanes are ordinary coordinates of q and k; the slope enters the fp32 logits.
+//
+// A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from the diagonal back, so that the tiles
+// which need a mask come first and the rest, the bulk, are computed without one. K and V of the next tile are copied while this one is computed.
+//
+// Logits are kept in base 2, z log2(e), relative to slope (j - origin), origin being the position of the block's first query: a row's constant
+// slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end. The slope then costs one FMA a logit in place of a
+// multiplication.
+//
+// Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse. FLOPs: 4 d_h a (query, key) pair.
+// A step of `keys` keys, for each warp: mma  2 row_tiles (keys/8) (D/16);  ldmatrix.x4  row_tiles D/16 (Q) + 2 (keys/16) (D/16) (K and V);  copies
+// 4 keys D bytes a block.
+#include <climits>
+#include <stdexcept>
+
+#include "kernels/cuda/attention_ffma.cuh"
+#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/vector.cuh"
+
+namespace goat::GOAT_TARGET {
+
+namespace {
+
+// What a thread carries of its 2 * row_tiles rows: row 2 t + half is row 16 t + 8 half + lane/4 of the warp.
+template <class Traits>
+struct RowState {
+  float out[Traits::row_tiles][Traits::head_dim / 8][4] = {};
+  float maximum[2 * Traits::row_tiles];   // of the logits so far, base 2
+  float sum[2 * Traits::row_tiles] = {};  // this thread's share of sum 2^(logit - maximum)
+};
+
+template <class Traits>
+using Logits = float[Traits::row_tiles][Traits::keys / 8][4];
+
+// logits = Q K^T of the warp's rows.
+template <class Traits>
+__device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile, int warp_row,
+                                              typename Tile<Traits::head_dim>::Lanes lanes) {
+  using T = Tile<Traits::head_dim>;
+#pragma unroll
+  for (int d = 0; d < T::chunks; d += 2) {
+    std::uint32_t q[Traits::row_tiles][4];
+#pragma unroll
+    for (int t = 0; t < Traits::row_tiles; ++t) T::a_fragment(q[t], q_tile, warp_row + 16 * t, d, lanes);
+#pragma unroll
+    for (int n = 0; n < Traits::keys / 16; ++n) {
+      std::uint32_t k[4];
+      T::b_fragments(k, k_tile, 16 * n, d, lanes);
+#pragma unroll
+      for (int t = 0; t < Traits::row_tiles; ++t) {
+        mma_bf16(logits[t][2 * n], q[t], k[0], k[1]);
+        mma_bf16(logits[t][2 * n + 1], q[t], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// out += P V, P in registers as the accumulators left it.
+template <class Traits>
+__device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Logits<Traits>& p, bf16* v_tile,
+                                                typename Tile<Traits::head_dim>::Lanes lanes) {
+  using T = Tile<Traits::head_dim>;
+#pragma unroll
+  for (int n = 0; n < Traits::keys / 16; ++n) {
+    std::uint32_t a[Traits::row_tiles][4];
+#pragma unroll
+    for (int t = 0; t < Traits::row_tiles; ++t)
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const float* pair = &p[t][2 * n + part / 2][2 * (part % 2)];
+        a[t][part] = pack_bf16(pair[0], pair[1]);
+      }
+#pragma unroll
+    for (int d = 0; d < T::chunks; d += 2) {
+      std::uint32_t v[4];
+      T::b_fragments_transposed(v, v_tile, 16 * n, d, lanes);
+#pragma unroll
+      for (int t = 0; t < Traits::row_tiles; ++t) {
+        mma_bf16(rows.out[t][d], a[t], v[0], v[1]);
+        mma_bf16(rows.out[t][d + 1], a[t], v[2], v[3]);
+      }
+    }
+  }
+}
+
+// Base-2 logits from Q K^T: scaled, with the slope's term; without a slope they stay unscaled (`factor` is applied within the exponential).
+template <class Traits>
+__device__ __forceinline__ void add_slope(Logits<Traits>& logits, float factor, float slope, int first_offset) {
+  const float first_bias = slope * static_cast<float>(first_offset);
+#pragma unroll
+  for (int n = 0; n < Traits::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float bias = fmaf(slope, static_cast<float>(8 * n + i), first_bias);
+#pragma unroll
+      for (int t = 0; t < Traits::row_tiles; ++t) {
+        logits[t][n][i] = fmaf(logits[t][n][i], factor, bias);
+        logits[t][n][i + 2] = fmaf(logits[t][n][i + 2], factor, bias);
+      }
+    }
+}
+
+// -inf where the key (key + column) lies at or beyond the row's limit; row 16 t + 8 half + lane/4 of the warp has limit first_limit + 16 t + 8 half
+// if causal, never more than all_keys.
+template <class Traits>
+__device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_limit, int all_keys, bool causal) {
+#pragma unroll
+  for (int t = 0; t < Traits::row_tiles; ++t)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int limit = causal ? min(first_limit + 16 * t + 8 * half, all_keys) : all_keys;
+#pragma unroll
+      for (int n = 0; n < Traits::keys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (key + 8 * n + i >= limit) logits[t][n][2 * half + i] = -INFINITY;
+    }
+}
+
+// One step of the online softmax: logits become 2^(logit - maximum), and what was summed so far is rescaled to the new maximum.
+template <class Traits, bool masked>
+__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor) {
+#pragma unroll
+  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
+    auto& tile = logits[row / 2];
+    const int half = 2 * (row % 2);
+    float maximum = rows.maximum[row];
+#pragma unroll
+    for (int n = 0; n < Traits::keys / 8; ++n) maximum = fmaxf(maximum, fmaxf(tile[n][half], tile[n][half + 1]));
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 1));
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 2));
+    // A row that has seen no key yet keeps -inf, and every term of it must come out as 0, not as NaN.
+    const float base = (masked && maximum == -INFINITY ? 0.0f : maximum) * factor;
+    const float rescale = exp2_approximate(rows.maximum[row] * factor - base);
+    rows.maximum[row] = maximum;
+    float sum = rows.sum[row] * rescale;
+#pragma unroll
+    for (int n = 0; n < Traits::keys / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float p = exp2_approximate(fmaf(tile[n][half + i], factor, -base));
+        tile[n][half + i] = p;
+        sum += p;
+      }
+    rows.sum[row] = sum;
+#pragma unroll
+    for (int d = 0; d < Traits::head_dim / 8; ++d) {
+      rows.out[row / 2][d][half] *= rescale;
+      rows.out[row / 2][d][half + 1] *= rescale;
+    }
+  }
+}
+
+// A block's place in the grid, (blocks of queries, the last first: they see most keys; H; B).
+template <class Traits>
+struct Place {
+  int sequence, head, first_query;
+  __device__ __forceinline__ Place()
+      : sequence(opaque(static_cast<int>(blockIdx.z))),
+        head(opaque(static_cast<int>(blockIdx.y))),
+        first_query((static_cast<int>(gridDim.x) - 1 - opaque(static_cast<int>(blockIdx.x))) * Traits::queries) {}
+};
+
+// Divides by the sums and leaves out (through shared memory, for 16-byte stores) and lse.
+template <class Traits, bool has_slope>
+__device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, RowState<Traits>& rows, bf16* tile, float factor) {
+  using T = Tile<Traits::head_dim>;
+  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp_row = thread / 32 * 16 * Traits::row_tiles;
+  const Place<Traits> place;
+  const float slope = has_slope ? arguments.slope[place.head] : 0.0f;
+  __syncwarp();  // the warp's last reads of its rows of Q lie behind
+  float* lse = arguments.lse + (static_cast<std::int64_t>(place.sequence) * arguments.heads + place.head) * arguments.queries;
+#pragma unroll
+  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
+    float sum = rows.sum[row];
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+    const int r = warp_row + 8 * row + lane / 4, query = place.first_query + r;
+    const float inverse = 1.0f / sum;
+#pragma unroll
+    for (int d = 0; d < T::chunks; ++d) {
+      const float* o = &rows.out[row / 2][d][2 * (row % 2)];
+      *reinterpret_cast<std::uint32_t*>(T::at(tile, r, d) + 2 * (lane % 4)) = pack_bf16(o[0] * inverse, o[1] * inverse);
+    }
+    if (lane % 4 == 0 && query < arguments.queries)
+      lse[query] = fmaf(ln_2, fmaf(rows.maximum[row], factor, log2f(sum)), -slope * static_cast<float>(r));
+  }
+  __syncwarp();  // the warp's rows of the tile are its own
+  bf16* out = arguments.out.rows(place.sequence, place.head);
+#pragma unroll
+  for (int i = lane; i < 16 * Traits::row_tiles * T::chunks; i += 32) {
+    const int r = warp_row + i / T::chunks, chunk = i % T::chunks;
+    if (place.first_query + r < arguments.queries && chunk * 8 < arguments.head_dim)
+      Vector<bf16>::load(T::at(tile, r, chunk)).store(out + (place.first_query + r) * arguments.out.row_stride + chunk * 8);
+  }
+}
+
+template <int D, Family family, bool has_slope>
+__global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTraits<D, family>::blocks_per_multiprocessor)
+    attention_forward_kernel(const ForwardArguments<bf16> arguments) {
+  if constexpr (compiled_for<family>) {
+    using Traits = ForwardTraits<D, family>;
+    using T = Tile<D>;
+    constexpr int keys = Traits::keys;
+    bf16* const q_tile = dynamic_shared<bf16>();
+    bf16* const kv_tiles = q_tile + Traits::queries * D;  // stages x (K, V)
+
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * Traits::row_tiles;
+    const auto [sequence, head, first_query] = Place<Traits>();
+    const int origin = first_query + arguments.keys - arguments.queries;  // position of the first query
+    const int last_query = min(first_query + Traits::queries, arguments.queries) - 1;
+    const int seen = arguments.causal ? last_query + arguments.keys - arguments.queries + 1 : arguments.keys;
+    const int steps = (seen + keys - 1) / keys;
+    const int full = (arguments.causal ? min(origin + 1, seen) : seen) / keys;  // tiles [0, full) are seen whole by every query
+    const bf16 *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
+
+    const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
+      bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
+      T::template load<keys, Traits::threads, checked>(tiles, k, arguments.k.row_stride, step * keys, arguments.keys, arguments.head_dim);
+      T::template load<keys, Traits::threads, checked>(tiles + keys * D, v, arguments.v.row_stride, step * keys, arguments.keys, arguments.head_dim);
+      copy_async_commit();
+    };
+    const float slope = has_slope ? arguments.slope[head] * log2_e : 0.0f, scale = arguments.scale * log2_e;
+    const float factor = has_slope ? 1.0f : scale;  // what takes the logits as `exponentiate` sees them to base 2
+    RowState<Traits> rows;
+#pragma unroll
+    for (float& maximum : rows.maximum) maximum = -INFINITY;
+
+    const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
+      copy_async_wait<0>();
+      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      if (step > 0) load(step - 1, std::false_type{});
+      bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
+      const typename T::Lanes lanes(opaque(lane));
+      Logits<Traits> logits = {};
+      multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
+      const int key = step * keys + 2 * (lane % 4);
+      if constexpr (has_slope) add_slope<Traits>(logits, scale, slope, key - origin);
+      if constexpr (masked) mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
+      exponentiate<Traits, masked>(logits, rows, factor);
+      multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);
+    };
+
+    T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query,
+                                                             arguments.queries, arguments.head_dim);
+    load(steps - 1, std::true_type{});  // no other tile reaches beyond the keys
+    int step = steps - 1;
+#pragma unroll 1
+    for (; step >= full; --step) compute(step, std::true_type{});
+#pragma unroll 1
+    for (; step >= 0; --step) compute(step, std::false_type{});
+    store_rows<Traits, has_slope>(arguments, rows, q_tile, factor);
+  }
+}
+
+template <int D, Family family>
+void launch_forward(const ForwardArguments<bf16>& arguments, int batch, Stream stream) {
+  using Traits = ForwardTraits<D, family>;
+  const auto kernel = arguments.slope ? attention_forward_kernel<D, family, true> : attention_forward_kernel<D, family, false>;
+  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Traits::queries)), static_cast<unsigned>(arguments.heads),
+                  static_cast<unsigned>(batch));
+  enqueue(kernel, grid, dim3(Traits::threads), Traits::shared_bytes, stream, arguments);
+}
+
+template <int D>
+void launch_forward(Family family, const ForwardArguments<bf16>& arguments, int batch, Stream stream) {
+  if (family == Family::large_shared)
+    launch_forward<D, Family::large_shared>(arguments, batch, stream);
+  else
+    launch_forward<D, Family::small_shared>(arguments, batch, stream);
+}
+
+}  // namespace
+
+void CudaDevice::launch(const AttentionForward& op) {
+  if (op.out.elements() == 0) return;
+  const int batch = static_cast<int>(op.q.shape[0]);
+  with_element_type(op.q.dtype, [&]<class T>(T) {
+    const ForwardArguments<T> arguments(op);
+    if (arguments.queries <= decode_queries && arguments.keys >= decode_keys) {
+      void* parts = scratch(decode_scratch_bytes(batch, arguments.heads, arguments.queries, arguments.keys, arguments.head_dim));
+      return attention_decode<T>(arguments, batch, parts, stream_);
+    }
+    if constexpr (std::is_same_v<T, bf16>)
+      if (arguments.head_dim <= 128 && arguments.aligned()) {
+        if (arguments.head_dim <= 32) return launch_forward<32>(family(), arguments, batch, stream_);
+        if (arguments.head_dim <= 64) return launch_forward<64>(family(), arguments, batch, stream_);
+        return launch_forward<128>(family(), arguments, batch, stream_);
+      }
+    attention_forward_ffma<T>(arguments, batch, stream_);
+  });
+}
+
+}  // namespace goat::GOAT_TARGET

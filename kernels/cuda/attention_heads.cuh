@@ -1,0 +1,103 @@
+// What the attention kernels share: views of one head's rows, and the arguments of both passes.
+#pragma once
+
+#include "kernels/cuda/target.cuh"
+#include "kernels/operations.h"
+
+namespace goat::GOAT_TARGET {
+
+// The rows of one tensor [B, T, H, d_h] by sequence and head; strides in elements, the last dimension without gaps.
+template <class T>
+struct Heads {
+  T* data = nullptr;
+  std::int64_t sequence_stride = 0, row_stride = 0, head_stride = 0;
+
+  Heads() = default;
+  explicit Heads(const Tensor& tensor)
+      : data(static_cast<T*>(tensor.data)), sequence_stride(tensor.stride[0]), row_stride(tensor.stride[1]), head_stride(tensor.stride[2]) {}
+  __device__ __forceinline__ T* rows(int sequence, int head) const { return data + sequence * sequence_stride + head * head_stride; }
+
+  // Whether every row begins at a multiple of 16 bytes, so that it can be copied in 16-byte chunks.
+  bool aligned() const {
+    const auto whole = [](std::int64_t elements) { return elements * static_cast<std::int64_t>(sizeof(T)) % 16 == 0; };
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && whole(sequence_stride) && whole(row_stride) && whole(head_stride);
+  }
+};
+
+constexpr float log2_e = 1.44269504088896340736f;
+constexpr float ln_2 = 0.69314718055994530942f;
+
+template <class T>
+struct ForwardArguments {
+  Heads<T> out;
+  float* lse = nullptr;  // [B, H, T_q]
+  Heads<const T> q, k, v;
+  const float* slope = nullptr;  // [H] or nullptr
+  float scale = 0;
+  bool causal = true;
+  int heads = 0, queries = 0, keys = 0, head_dim = 0;  // H, T_q, T_k, d_h
+
+  explicit ForwardArguments(const AttentionForward& op)
+      : out(op.out),
+        lse(static_cast<float*>(op.lse.data)),
+        q(op.q),
+        k(op.k),
+        v(op.v),
+        slope(static_cast<const float*>(op.slope.data)),
+        scale(op.scale),
+        causal(op.causal),
+        heads(static_cast<int>(op.q.shape[2])),
+        queries(static_cast<int>(op.q.shape[1])),
+        keys(static_cast<int>(op.k.shape[1])),
+        head_dim(static_cast<int>(op.q.shape[3])) {}
+  bool aligned() const { return head_dim % 8 == 0 && out.aligned() && q.aligned() && k.aligned() && v.aligned(); }
+};
+
+template <class T>
+struct BackwardArguments {
+  Heads<T> dq, dk, dv;
+  float *dq_lanes = nullptr, *dk_lanes = nullptr;  // [B, H, T, 2R] or nullptr
+  float *dkey_bias = nullptr, *dslope = nullptr;   // [B, H, T_k] or nullptr
+  float* delta = nullptr;                          // [B, H, T_q]
+  Heads<const T> dout, out;
+  const float* lse = nullptr;
+  Heads<const T> q, k, v;
+  const float* slope = nullptr;
+  float scale = 0;
+  bool causal = true;
+  int heads = 0, queries = 0, keys = 0, head_dim = 0;
+  int content_dim = 0, lanes = 0;  // d_c, 2R
+
+  explicit BackwardArguments(const AttentionBackward& op)
+      : dq(op.dq),
+        dk(op.dk),
+        dv(op.dv),
+        dq_lanes(static_cast<float*>(op.dq_lanes.data)),
+        dk_lanes(static_cast<float*>(op.dk_lanes.data)),
+        dkey_bias(static_cast<float*>(op.dkey_bias.data)),
+        dslope(static_cast<float*>(op.dslope.data)),
+        delta(static_cast<float*>(op.delta.data)),
+        dout(op.dout),
+        out(op.out),
+        lse(static_cast<const float*>(op.lse.data)),
+        q(op.q),
+        k(op.k),
+        v(op.v),
+        slope(static_cast<const float*>(op.slope.data)),
+        scale(op.scale),
+        causal(op.causal),
+        heads(static_cast<int>(op.q.shape[2])),
+        queries(static_cast<int>(op.q.shape[1])),
+        keys(static_cast<int>(op.k.shape[1])),
+        head_dim(static_cast<int>(op.q.shape[3])),
+        content_dim(static_cast<int>(op.content_dim)),
+        lanes(op.dq_lanes   ? static_cast<int>(op.dq_lanes.shape[3])
+              : op.dk_lanes ? static_cast<int>(op.dk_lanes.shape[3])
+                            : 0) {}
+  bool aligned() const {
+    return head_dim % 8 == 0 && dq.aligned() && dk.aligned() && dv.aligned() && dout.aligned() && out.aligned() && q.aligned() && k.aligned() &&
+           v.aligned();
+  }
+};
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,118 @@
+// Softmax cross entropy, with its gradient in place. With m = max_v z_v, e_v = exp(z_v - m), t the target and E = sum over v != t of e_v:
+//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t + E).
+// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all probability.
+#include <cfloat>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace goat::GOAT_TARGET {
+
+namespace {
+
+constexpr int threads = 1024;
+
+// Replaces what stands at the target or in the padding (the elements are first .. first + width - 1); most vectors hold neither.
+template <int width>
+__device__ __forceinline__ void exclude(float (&values)[width], float value, int first, int vocab, int target) {
+  if (first + width <= vocab && (target < first || target >= first + width)) return;
+#pragma unroll
+  for (int i = 0; i < width; ++i)
+    if (first + i >= vocab || first + i == target) values[i] = value;
+}
+
+struct Softmax {
+  float largest;  // m
+  float others;   // E
+};
+
+// One read of the row: each thread keeps a running maximum and a sum of exponentials relative to it. NaN passes into the sum.
+template <int width, class T>
+__device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int target, float target_logit) {
+  float largest = -FLT_MAX, sum = 0;  // not -infinity, from which a logit of -infinity has no distance
+  for (int first = static_cast<int>(threadIdx.x) * width; first < vocab; first += threads * width) {
+    float z[width];
+    const auto logits = Pack<T, width>::load(row + first);
+#pragma unroll
+    for (int i = 0; i < width; ++i) z[i] = logits[i];
+    exclude(z, -INFINITY, first, vocab, target);
+    float above = largest;
+#pragma unroll
+    for (int i = 0; i < width; ++i) above = fmaxf(above, z[i]);
+    sum *= expf(largest - above);
+    largest = above;
+#pragma unroll
+    for (int i = 0; i < width; ++i) sum += expf(z[i] - largest);
+  }
+  const float row_largest = fmaxf(block_max<threads>(largest), target_logit);
+  return {row_largest, block_sum<threads>(sum * expf(largest - row_largest))};
+}
+
+// row <- factor e_v, target_gradient at the target, 0 in the padding.
+template <int width, class T>
+__device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_vocab, int target, float largest, float factor, float target_gradient) {
+  for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width) {
+    float gradient[width];
+    auto pack = Pack<T, width>::load(row + first);
+#pragma unroll
+    for (int i = 0; i < width; ++i) gradient[i] = factor * expf(pack[i] - largest);
+    exclude(gradient, 0.0f, first, vocab, target);
+#pragma unroll
+    for (int i = 0; i < width; ++i) pack.set(i, gradient[i]);
+    pack.store(row + first);
+    if (target >= first && target < first + width) row[target] = from_float<T>(target_gradient);
+  }
+}
+
+// A target outside the vocabulary (the caller's mistake) reads nothing; its loss is NaN, which skips the update.
+template <int width, class T>
+__device__ __forceinline__ void loss_and_gradient_of_row(T* row, float* loss, int target, float weight, int vocab, int padded_vocab, bool backward) {
+  const float target_logit = target < vocab ? to_float(row[target]) : NAN;
+  const Softmax softmax = softmax_of<width>(static_cast<const T*>(row), vocab, target, target_logit);
+  const float distance = target_logit - softmax.largest;
+  if (threadIdx.x == 0) *loss = log1pf(expm1f(distance) + softmax.others) - distance;
+  if (!backward) return;
+  const float sum = expf(distance) + softmax.others;
+  write_gradient<width>(row, vocab, padded_vocab, target, softmax.largest, weight / sum, -weight * (softmax.others / sum));
+}
+
+template <int width, class T>
+__device__ __forceinline__ void mask_row(T* row, float* loss, int padded_vocab, bool backward) {
+  if (threadIdx.x == 0) *loss = 0;
+  if (!backward) return;
+  Pack<T, width> zeros;
+#pragma unroll
+  for (int i = 0; i < width; ++i) zeros.set(i, 0);
+  for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width) zeros.store(row + first);
+}
+
+template <int width, class T>
+__global__ void __launch_bounds__(threads) cross_entropy_kernel(T* logits, float* losses, const std::int32_t* targets, const float* weights,
+                                                                float weight, int vocab, int padded_vocab, bool backward) {
+  const std::int64_t n = blockIdx.x;
+  T* row = logits + n * padded_vocab;
+  const int target = targets[n];
+  if (target < 0)
+    mask_row<width>(row, losses + n, padded_vocab, backward);
+  else
+    loss_and_gradient_of_row<width>(row, losses + n, target, weights ? weight * weights[n] : weight, vocab, padded_vocab, backward);
+}
+
+}  // namespace
+
+// A block a row, its threads side by side along it, 16 bytes each. A row (100 kB of bf16 at V_p = 50,304) comes from memory once and from the
+// second-level cache for the gradient, 2 blocks a multiprocessor keeping it there; 2 N V_p elements moved, N V without backward.
+void CudaDevice::launch(const CrossEntropy& op) {
+  const std::int64_t rows = op.logits.shape[0], padded_vocab = op.logits.shape[1];
+  if (rows == 0) return;
+  with_element_type(op.logits.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* logits = data_of<T>(op.logits);
+    const auto kernel = vectorizable(logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T> : cross_entropy_kernel<1, T>;
+    enqueue(kernel, static_cast<unsigned>(rows), threads, 0, stream_, logits, op.losses.as<float>(), op.targets.as<std::int32_t>(),
+            op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab, padded_vocab, op.backward);
+  });
+}
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,92 @@
+// The device of the hand-written kernels: goat::on_cuda::CudaDevice runs them on a GPU, goat::on_simt::CudaDevice thread by thread on the CPU.
+// Each layer's file defines its launch(). fp32 or bf16 operands; accumulation, statistics and reductions in fp32 or better; every kernel
+// deterministic.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/target.cuh"
+#include "kernels/device.h"
+
+namespace goat::GOAT_TARGET {
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  ~CudaDevice() override;
+  const DeviceInfo& info() const override { return info_; }
+  std::size_t available_memory() const override;
+  void* allocate(std::size_t bytes) override;
+  void release(void* memory) noexcept override;
+  void set_zero(void* memory, std::size_t bytes) override;
+  void upload(void* device, const void* host, std::size_t bytes) override;
+  void download(void* host, const void* device, std::size_t bytes) override;
+  void copy(void* to, const void* from, std::size_t bytes) override;
+  void synchronize() override;
+
+ protected:
+  void launch(const EmbeddingForward& op) override;
+  void launch(const EmbeddingBackward& op) override;
+  void launch(const LayerNormForward& op) override;
+  void launch(const LayerNormBackward& op) override;
+  void launch(const RmsNormForward& op) override;
+  void launch(const RmsNormBackward& op) override;
+  void launch(const LinearForward& op) override;
+  void launch(const LinearBackwardInput& op) override;
+  void launch(const LinearBackwardWeight& op) override;
+  void launch(const GeluForward& op) override;
+  void launch(const GeluBackward& op) override;
+  void launch(const SwigluForward& op) override;
+  void launch(const SwigluBackward& op) override;
+  void launch(const Rope& op) override;
+  void launch(const FourierTable& op) override;
+  void launch(const SinkFeatures& op) override;
+  void launch(const SinkForward& op) override;
+  void launch(const SinkBackward& op) override;
+  void launch(const PriorLanesForward& op) override;
+  void launch(const PriorLanesBackward& op) override;
+  void launch(const SoftplusForward& op) override;
+  void launch(const SoftplusBackward& op) override;
+  void launch(const AttentionForward& op) override;
+  void launch(const AttentionBackward& op) override;
+  void launch(const CrossEntropy& op) override;
+  void launch(const AddLoss& op) override;
+  void launch(const GradientNorm& op) override;
+  void launch(const AdamW& op) override;
+  void launch(const Fill& op) override;
+  void launch(const Cast& op) override;
+
+ private:
+  // Memory for what one launch() leaves between its kernels; the next call of scratch() may hand out the same bytes.
+  void* scratch(std::size_t bytes);
+
+  Family family() const { return family_of(code_architecture_); }
+
+  DeviceInfo info_;
+  Stream stream_{};
+  std::unique_ptr<Gemm> gemm_;
+  int multiprocessors_ = 1;
+  int code_architecture_ = 0;
+  void* scratch_ = nullptr;
+  std::size_t scratch_bytes_ = 0;
+};
+
+// Calls body(T{}) with T the element type of a model tensor: float or bf16.
+template <class Body>
+void with_element_type(DType dtype, Body&& body) {
+  if (dtype == DType::bf16)
+    body(bf16{});
+  else
+    body(float{});
+}
+
+template <class T>
+T* data_of(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data);
+}
+
+}  // namespace goat::GOAT_TARGET

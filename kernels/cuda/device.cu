@@ -1,0 +1,51 @@
+// Memory and stream of a CudaDevice.
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/open.h"
+#include "kernels/cuda/runtime.cuh"
+
+namespace goat::GOAT_TARGET {
+
+CudaDevice::CudaDevice() {
+  const runtime::Hardware hardware = runtime::hardware();
+  info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description};
+  multiprocessors_ = hardware.multiprocessors;
+  code_architecture_ = hardware.code_architecture;
+  stream_ = runtime::create_stream();
+  gemm_ = std::make_unique<Gemm>(stream_);
+}
+
+CudaDevice::~CudaDevice() {
+  gemm_.reset();
+  runtime::release(scratch_);
+  runtime::destroy_stream(stream_);
+}
+
+std::size_t CudaDevice::available_memory() const { return runtime::free_memory(); }
+void* CudaDevice::allocate(std::size_t bytes) { return runtime::allocate(bytes); }
+
+// Work that still uses the memory is waited for: cudaFree does, and simulated work is always complete.
+void CudaDevice::release(void* memory) noexcept { runtime::release(memory); }
+
+void CudaDevice::set_zero(void* memory, std::size_t bytes) { runtime::set_zero(memory, bytes, stream_); }
+void CudaDevice::upload(void* device, const void* host, std::size_t bytes) { runtime::upload(device, host, bytes, stream_); }
+void CudaDevice::download(void* host, const void* device, std::size_t bytes) { runtime::download(host, device, bytes, stream_); }
+void CudaDevice::copy(void* to, const void* from, std::size_t bytes) { runtime::copy(to, from, bytes, stream_); }
+void CudaDevice::synchronize() { runtime::synchronize(stream_); }
+
+void* CudaDevice::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    runtime::release(scratch_);
+    scratch_ = nullptr;
+    scratch_bytes_ = 0;
+    scratch_ = runtime::allocate(bytes);
+    scratch_bytes_ = bytes;
+  }
+  return scratch_;
+}
+
+#if !GOAT_SIMT
+int device_count() { return runtime::device_count(); }
+#endif
+std::unique_ptr<Device> open_device() { return std::make_unique<CudaDevice>(); }
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,81 @@
+// Kernels that treat each element, or each row, by itself: a few consecutive elements at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/vector.cuh"
+
+namespace goat::GOAT_TARGET {
+
+// `count` consecutive elements: one (anywhere), or whole 16-byte vectors (16-byte aligned).
+template <class T, int count>
+struct Pack {
+  static constexpr int size = count;
+  static constexpr int vectors = count / Vector<T>::size;
+  static_assert(count == 1 || count % Vector<T>::size == 0);
+  T element[count];
+
+  static __device__ __forceinline__ Pack load(const T* source) {
+    Pack pack;
+    if constexpr (count == 1) {
+      pack.element[0] = *source;
+    } else {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const Vector<T> vector = Vector<T>::load(source + i * Vector<T>::size);
+#pragma unroll
+        for (int j = 0; j < Vector<T>::size; ++j) pack.element[i * Vector<T>::size + j] = vector.element[j];
+      }
+    }
+    return pack;
+  }
+  __device__ __forceinline__ void store(T* target) const {
+    if constexpr (count == 1) {
+      *target = element[0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        Vector<T> vector;
+#pragma unroll
+        for (int j = 0; j < Vector<T>::size; ++j) vector.element[j] = element[i * Vector<T>::size + j];
+        vector.store(target + i * Vector<T>::size);
+      }
+    }
+  }
+  __device__ __forceinline__ float operator[](int i) const { return to_float(element[i]); }
+  __device__ __forceinline__ void set(int i, float value) { element[i] = from_float<T>(value); }
+};
+
+// operation.template apply<n>(at) treats the elements at .. at+n-1: n = Operation::step in the first `packs` threads, n = 1 in the others.
+template <class Operation>
+__global__ void elementwise_kernel(Operation operation, std::int64_t packs, std::int64_t count) {
+  const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (thread < packs) {
+    operation.template apply<Operation::step>(thread * Operation::step);
+  } else {
+    const std::int64_t at = packs * Operation::step + (thread - packs);
+    if (at < count) operation.template apply<1>(at);
+  }
+}
+
+// Applies the operation to `count` elements of arrays that are all `aligned` to 16 bytes, or not. A thread takes Operation::step of them.
+template <class Operation>
+void enqueue_elementwise(Stream stream, const Operation& operation, std::int64_t count, bool aligned) {
+  constexpr int threads = 256;
+  const std::int64_t packs = aligned ? count / Operation::step : 0;
+  const std::int64_t work = packs + (count - packs * Operation::step);
+  if (work == 0) return;
+  enqueue(elementwise_kernel<Operation>, dim3(static_cast<unsigned>(divide_up(work, threads))), dim3(threads), 0, stream, operation, packs, count);
+}
+
+template <class... T>
+bool aligned_to_16(const T*... memory) {
+  return ((reinterpret_cast<std::uintptr_t>(memory) % 16 == 0) && ...);
+}
+
+// Threads for one row of `packs`, a thread a pack where that is not too many.
+inline int threads_for_row(std::int64_t packs) {
+  return static_cast<int>(std::min<std::int64_t>(256, std::max<std::int64_t>(1, divide_up(packs, 32)) * 32));
+}
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,42 @@
+// LayerNorm with the residual connection in front of it.
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/norm.cuh"
+
+namespace goat::GOAT_TARGET {
+
+// A warp or a block takes a row and keeps it in registers between the passes. Moves 2 elements an element, 4 with a residual.
+void CudaDevice::launch(const LayerNormForward& op) {
+  with_element_type(op.x.dtype, [&]<class T>(T) {
+    enqueue_norm_forward<T, true>(stream_, {.out = data_of<T>(op.out),
+                                            .sum = data_of<T>(op.sum),
+                                            .mean = data_of<float>(op.mean),
+                                            .rstd = data_of<float>(op.rstd),
+                                            .x = data_of<T>(op.x),
+                                            .residual = data_of<T>(op.residual),
+                                            .weight = data_of<T>(op.weight),
+                                            .bias = data_of<T>(op.bias),
+                                            .rows = op.x.shape[0],
+                                            .width = static_cast<int>(op.x.shape[1]),
+                                            .eps = op.eps});
+  });
+}
+
+// A block takes a range of the rows. Moves 4 elements an element, and 16 C bytes of partial sums for each of at most 512 blocks.
+void CudaDevice::launch(const LayerNormBackward& op) {
+  with_element_type(op.dout.dtype, [&]<class T>(T) {
+    const NormBackward<T> norm{.dsum = data_of<T>(op.dsum),
+                               .dweight = data_of<T>(op.dweight),
+                               .dbias = data_of<T>(op.dbias),
+                               .dout = data_of<T>(op.dout),
+                               .sum = data_of<T>(op.sum),
+                               .weight = data_of<T>(op.weight),
+                               .mean = data_of<float>(op.mean),
+                               .rstd = data_of<float>(op.rstd),
+                               .rows = op.dout.shape[0],
+                               .width = static_cast<int>(op.dout.shape[1])};
+    const auto partials = static_cast<std::size_t>(norm.blocks() * 2 * norm.width);
+    enqueue_norm_backward<T, true>(stream_, norm, static_cast<float*>(scratch(partials * sizeof(float))));
+  });
+}
+
+}  // namespace goat::GOAT_TARGET

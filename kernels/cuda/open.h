@@ -1,0 +1,15 @@
+// How the rest of the program reaches the two builds of kernels/cuda without their headers.
+#pragma once
+
+#include <memory>
+
+#include "kernels/device.h"
+
+namespace goat::on_cuda {
+int device_count();  // 0 where no GPU answers
+std::unique_ptr<Device> open_device();
+}  // namespace goat::on_cuda
+
+namespace goat::on_simt {
+std::unique_ptr<Device> open_device();
+}  // namespace goat::on_simt

@@ -1,0 +1,136 @@
+// Tensor-core and asynchronous-copy instructions (PTX ISA, sm_80 and later), each with its twin for kernels/simt.
+#pragma once
+
+#include "kernels/cuda/target.cuh"
+
+namespace goat::GOAT_TARGET {
+
+// d += a (16x16, row-major) b (16x8, column-major), bf16 in, fp32 out: mma.sync.m16n8k16. With g = lane/4, t = lane%4 the fragments hold
+//   a[0] (g, 2t..2t+1)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)     rows and columns of a
+//   b0 (2t..2t+1, g)    b1 (2t+8.., g)                                              rows and columns of b
+//   d[0..1] (g, 2t..2t+1)  d[2..3] (g+8, 2t..)
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+#if GOAT_SIMT
+  simulated_mma_bf16(d, a, b0, b1);
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of row l%8 of matrix l/8 (16 bytes, aligned). Lane l receives of
+// matrix i the elements (l/4, 2(l%4)..+1) in r[i]; transposed: (2(l%4)..+1, l/4).
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
+#if GOAT_SIMT
+  simulated_ldmatrix(r, row, false);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+#if GOAT_SIMT
+  simulated_ldmatrix(r, row, true);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+// Copies 16 bytes from global to shared memory asynchronously; valid == false writes zeros and does not read the source (which must still be a
+// readable address).
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
+#if GOAT_SIMT
+  simulated_copy_async(shared, global, 16, valid ? 16 : 0);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)),
+               "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+
+// Closes the group of the copies this thread has started since the last call.
+__device__ __forceinline__ void copy_async_commit() {
+#if GOAT_SIMT
+  simulated_copy_async_commit();
+#else
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#endif
+}
+
+// Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a barrier that follows.
+template <int pending>
+__device__ __forceinline__ void copy_async_wait() {
+#if GOAT_SIMT
+  simulated_copy_async_wait(pending);
+#else
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+#endif
+}
+
+// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes at most (what the launcher passes to enqueue).
+// test/test_cuda_build.py wants it of every kernel that calls dynamic_shared(), and checks that the blocks per SM of __launch_bounds__ fit.
+template <int bytes>
+__device__ __forceinline__ void state_dynamic_shared() {
+#if !GOAT_SIMT
+  asm volatile("// goat: dynamic shared memory %0" ::"n"(bytes));
+#endif
+}
+
+// 2^x with the special function unit's error (2 ulp), results below 2^-126 flushed to zero.
+__device__ __forceinline__ float exp2_approximate(float x) {
+#if GOAT_SIMT
+  return std::exp2(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+// The same value, of which the compiler knows nothing: what is computed from it is computed here, not before an earlier loop, where it would hold
+// registers.
+__device__ __forceinline__ int opaque(int value) {
+#if !GOAT_SIMT
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T* opaque(T* pointer) {
+#if !GOAT_SIMT
+  asm volatile("" : "+l"(pointer));
+#endif
+  return pointer;
+}
+
+// blockIdx, read at this place: the compiler keeps what it has read in a register, if need be spilled, up to its last use.
+__device__ __forceinline__ int block_index_now(int dimension) {
+#if GOAT_SIMT
+  return static_cast<int>(dimension == 0 ? blockIdx.x : dimension == 1 ? blockIdx.y : blockIdx.z);
+#else
+  int index;
+  if (dimension == 0)
+    asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
+  else if (dimension == 1)
+    asm volatile("mov.u32 %0, %%ctaid.y;\n" : "=r"(index));
+  else
+    asm volatile("mov.u32 %0, %%ctaid.z;\n" : "=r"(index));
+  return index;
+#endif
+}
+
+// Two values rounded to nearest bf16; low in bits 0..15.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  std::uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+
+}  // namespace goat::GOAT_TARGET

@@ -1,0 +1,123 @@
+// Threads, blocks, barriers, shared memory and the start of a kernel, as kernel sources see them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+namespace goat::on_simt {
+
+using Stream = cudaStream_t;
+
+struct Fiber;
+
+enum class Waiting : std::uint8_t { nowhere, at_barrier, in_collective, for_mbarrier };
+
+// One CUDA thread.
+struct Thread {
+  uint3 index;
+  std::uint32_t number;  // in its block, x fastest
+  std::uint16_t warp, lane;
+  Waiting waiting;
+  bool finished;
+  Fiber* fiber;      // while it has begun and not returned
+  const void* code;  // where it waits: an address in the kernel,
+  const char* file;  // and the source place, where a barrier or mbarrier tells it
+  int line;
+};
+
+struct Block {
+  uint3 index;
+  dim3 size, grid;
+  void* dynamic_shared;
+};
+
+// Of the kernel that this host thread runs; null outside of kernels.
+extern constinit thread_local Thread* current_thread;
+extern constinit thread_local Block* current_block;
+
+// Ends the kernel: enqueue() throws std::runtime_error with this text, the block and the thread.
+[[noreturn]] void fail(const std::string& text);
+[[noreturn]] void trap(const char* file, int line);
+
+// ---- barriers of the block. The place of the call is part of a barrier's identity.
+
+struct Votes {
+  int yes, all;
+};
+Votes block_barrier(bool vote, const char* file, int line);
+
+__attribute__((always_inline)) inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  block_barrier(false, file, line);
+}
+__attribute__((always_inline)) inline int __syncthreads_count(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return block_barrier(predicate != 0, file, line).yes;
+}
+__attribute__((always_inline)) inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return block_barrier(predicate != 0, file, line).yes != 0;
+}
+__attribute__((always_inline)) inline int __syncthreads_and(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const Votes votes = block_barrier(predicate != 0, file, line);
+  return votes.yes == votes.all;
+}
+
+// Orders what this thread wrote before what it writes from now on, for threads of other blocks.
+void __threadfence();
+inline void __threadfence_block() {}
+
+// ---- memory
+
+template <class T>
+using SharedType = T;  // lets GOAT_SHARED take array types
+
+struct SharedVariable {
+  const char* name;
+  const char* file;
+  int line;
+  std::size_t bytes, alignment;
+};
+void* shared_variable(const SharedVariable& variable);
+
+// The block's dynamic shared memory (enqueue states its size), 1024-byte aligned.
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(current_block->dynamic_shared);
+}
+
+// The 32-bit address of a place in shared memory, as PTX takes it.
+std::uint32_t shared_address(const void* place);
+
+// "Device" memory, 256-byte aligned. Throws std::bad_alloc where memory is short. Releasing what is not allocated throws std::runtime_error.
+void* device_allocate(std::size_t bytes);
+void device_release(void* memory);
+
+// ---- the start of a kernel
+
+struct KernelCall {
+  const void* kernel;
+  void (*run)(void* arguments);
+  void* arguments;
+};
+void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
+
+// Runs kernel<<<grid, block, shared_bytes>>>(arguments...), complete on return. Throws std::runtime_error for what a GPU would refuse and for every
+// defect found while it ran; the device can be used again afterwards.
+template <class... Parameters, class... Arguments>
+void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream, Arguments&&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
+  struct Call {
+    void (*kernel)(Parameters...);
+    std::tuple<Parameters...> arguments;
+  } call{kernel, {static_cast<Parameters>(arguments)...}};
+  const auto run = [](void* memory) {
+    const Call& self = *static_cast<const Call*>(memory);
+    std::apply(self.kernel, self.arguments);
+  };
+  run_grid(grid, block, shared_bytes, {reinterpret_cast<const void*>(kernel), run, &call});
+}
+
+}  // namespace goat::on_simt

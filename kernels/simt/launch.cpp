@@ -1,0 +1,194 @@
+// enqueue(): checks what a GPU would refuse, deals the blocks out to host threads, and turns failures into exceptions.
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <stdexcept>
+#include <thread>
+
+#include "kernels/simt/device_memory.h"
+#include "kernels/simt/hopper.h"
+#include "kernels/simt/races.h"
+#include "kernels/simt/report.h"
+#include "kernels/simt/scheduler.h"
+
+namespace goat::on_simt {
+
+namespace {
+
+std::mutex counters_mutex;
+Counters total;
+
+void add_counters(const Counters& counters) {
+  const std::lock_guard lock(counters_mutex);
+  total.blocks += counters.blocks;
+  total.switches += counters.switches;
+  total.collectives += counters.collectives;
+  total.barriers += counters.barriers;
+  total.races += counters.races;
+  total.matrix_reads += counters.matrix_reads;
+  total.conflicting_matrix_reads += counters.conflicting_matrix_reads;
+}
+
+// This host thread's share of a launch.
+void take_part(Launch& launch) {
+  static thread_local std::unique_ptr<Worker> worker;
+  try {
+    if (!worker) worker = std::make_unique<Worker>();
+    worker->run(launch);
+    add_counters(std::exchange(worker->counters, {}));
+  } catch (const std::exception& error) {  // not of the kernel: memory for stacks, say
+    worker.reset();
+    current_worker = nullptr;
+    current_block = nullptr;
+    const std::lock_guard lock(launch.mutex);
+    launch.failed = true;
+    if (launch.report.empty()) launch.report = error.what();
+  }
+}
+
+cpu_set_t allowed_processors() {
+  cpu_set_t processors;
+  CPU_ZERO(&processors);
+  sched_getaffinity(0, sizeof processors, &processors);
+  return processors;
+}
+
+// Host threads that stay, each bound to a processor: unbound ones were seen to share one for many launches.
+class HostThreads {
+ public:
+  ~HostThreads() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // `count` of them take part; one launch at a time.
+  void run(Launch& launch, int count) {
+    const std::lock_guard one_launch(launching_);
+    std::unique_lock lock(mutex_);
+    while (static_cast<int>(threads_.size()) < count) threads_.emplace_back([this, number = static_cast<int>(threads_.size())] { serve(number); });
+    launch_ = &launch;
+    wanted_ = count;
+    busy_ = static_cast<int>(threads_.size());
+    ++generation_;
+    wake_.notify_all();
+    done_.wait(lock, [&] { return busy_ == 0; });
+    launch_ = nullptr;
+  }
+
+ private:
+  static void bind_to_processor(int number) {
+    const cpu_set_t allowed = allowed_processors();
+    const int count = CPU_COUNT(&allowed);
+    if (count == 0) return;
+    int skip = number % count;
+    for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+      if (CPU_ISSET(processor, &allowed) && skip-- == 0) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(processor, &one);
+        sched_setaffinity(0, sizeof one, &one);
+        return;
+      }
+  }
+
+  void serve(int number) {
+    bind_to_processor(number);
+    std::unique_lock lock(mutex_);
+    for (std::uint64_t served = 0;;) {
+      wake_.wait(lock, [&] { return stop_ || (generation_ != served && launch_); });
+      if (stop_) return;
+      served = generation_;
+      Launch& launch = *launch_;
+      if (number < wanted_) {
+        lock.unlock();
+        take_part(launch);
+        lock.lock();
+      }
+      if (--busy_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex launching_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  Launch* launch_ = nullptr;
+  std::uint64_t generation_ = 0;
+  int busy_ = 0, wanted_ = 0;
+  bool stop_ = false;
+};
+
+HostThreads& host_threads() {
+  static HostThreads threads;
+  return threads;
+}
+
+int processors_of_this_process() {
+  static const int count = [] {
+    const cpu_set_t allowed = allowed_processors();
+    return std::max(1, CPU_COUNT(&allowed));
+  }();
+  return count;
+}
+
+[[noreturn]] void refuse(const Launch& launch, const std::string& reason) {
+  throw std::runtime_error("simt: " + kernel_name(launch.call.kernel) + " cannot start: " + reason);
+}
+
+void check_limits(const Launch& launch) {
+  const dim3 block = launch.block, grid = launch.grid;
+  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  if (current_worker) refuse(launch, "a kernel cannot enqueue a kernel");
+  if (threads == 0 || threads > 1024 || block.z > 64)
+    refuse(launch, formatted("a block of (%u,%u,%u) = %llu threads; 1 to 1024 are allowed, at most 64 in z", block.x, block.y, block.z,
+                             static_cast<unsigned long long>(threads)));
+  if (launch.blocks == 0 || grid.x > 0x7FFFFFFFu || grid.y > 65535 || grid.z > 65535)
+    refuse(launch, formatted("a grid of (%u,%u,%u) blocks; at least 1 and at most (2147483647,65535,65535) are allowed", grid.x, grid.y, grid.z));
+  const std::size_t limit = shared_memory_limit(launch.options.architecture);
+  if (launch.shared_bytes > limit)
+    refuse(launch,
+           formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu", launch.shared_bytes, launch.options.architecture, limit));
+}
+
+}  // namespace
+
+Counters counters() {
+  const std::lock_guard lock(counters_mutex);
+  return total;
+}
+void reset_counters() {
+  const std::lock_guard lock(counters_mutex);
+  total = {};
+}
+bool race_checking_available() { return kernels_are_instrumented; }
+
+void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call) {
+  static std::atomic<std::uint32_t> launches{0};
+  Launch launch;
+  launch.grid = grid;
+  launch.block = block;
+  launch.shared_bytes = shared_bytes;
+  launch.call = call;
+  launch.options = options();
+  launch.number = ++launches;
+  launch.blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  check_limits(launch);
+
+  const int wanted = launch.options.threads > 0 ? launch.options.threads : processors_of_this_process();
+  const bool one_thread = wanted == 1 || launch.blocks == 1 || (kernels_are_instrumented && launch.options.races);
+  if (one_thread)
+    take_part(launch);
+  else
+    host_threads().run(launch, static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), launch.blocks)));
+
+  const std::string overrun = DeviceMemory::instance().overrun();
+  if (!launch.report.empty()) throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": " + launch.report);
+  if (!overrun.empty()) throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": out of bounds, something was written behind " + overrun);
+}
+
+}  // namespace goat::on_simt

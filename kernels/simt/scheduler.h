@@ -1,0 +1,195 @@
+// Inside the emulator: one Worker for each host thread, and how it goes from CUDA thread to CUDA thread. Included by the emulator's own files only.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/simt/execution.h"
+#include "kernels/simt/fiber.h"
+#include "kernels/simt/instructions.h"
+#include "kernels/simt/options.h"
+#include "kernels/simt/shared_memory.h"
+
+namespace goat::on_simt {
+
+class RaceChecker;
+class HopperUnits;
+
+// One enqueue().
+struct Launch {
+  dim3 grid, block;
+  std::size_t shared_bytes = 0;
+  KernelCall call{};
+  Options options;
+  std::uint32_t number = 0;  // of the launches of this process
+  std::uint64_t blocks = 0;
+  std::atomic<std::uint64_t> next_block{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::string report;  // the first failure, or the races
+};
+
+// Lanes of a warp that meet. Several may be under way, with masks that overlap: a lane goes from one to the next.
+struct Rendezvous {
+  std::uint32_t mask, arrived;
+  Collective operation;
+  int line;
+};
+struct Warp {
+  std::uint32_t existing, ready, finished;  // lanes, one bit each
+  std::uint32_t awaited;                    // those that a rendezvous under way names
+  std::uint32_t meetings;                   // how many are under way: `arrived` is not 0
+  Rendezvous rendezvous[32];
+  void* argument[32];
+};
+
+struct BlockBarrier {
+  std::uint32_t arrived = 0;
+  const char* file = nullptr;  // where the first to arrive stands
+  int line = 0;
+  int yes = 0;
+  Votes result{};
+};
+struct NamedBarrier {
+  std::uint32_t arrived = 0;
+  int expected = 0;
+  std::vector<std::uint32_t> waiting, members;  // thread numbers; members: those that have arrived, waiting or not
+};
+
+// A cp.async of one thread.
+struct AsyncCopy {
+  void* shared;
+  const void* global;
+  int bytes, source_bytes;
+  int group;
+  bool done;
+  const void* code;
+};
+struct CopyQueue {
+  std::vector<AsyncCopy> copies;  // oldest first
+  int open_group = 0;
+};
+
+// Thrown through the stack of a thread whose kernel has failed.
+struct KernelFailed {};
+
+struct Worker {
+  Worker();
+  ~Worker();
+  void run(Launch& launch);  // blocks, until none is left or one has failed
+
+  Launch* launch = nullptr;
+  Block block{};
+  std::uint64_t block_number = 0;
+  Fiber host;
+  std::unique_ptr<FiberPool> fibers;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::uint32_t ready_warps = 0;  // one bit each
+  std::uint32_t finished = 0;     // threads
+  unsigned current_warp = 0;
+  Order order = Order::ascending;
+  std::uint64_t random_state = 1;
+  bool block_failed = false;
+
+  SharedMemory shared;
+  BlockBarrier barrier;
+  NamedBarrier named_barriers[16];
+  std::vector<CopyQueue> copies;  // by thread
+  std::unique_ptr<HopperUnits> hopper;
+  std::unique_ptr<RaceChecker> race_checker;
+  RaceChecker* races = nullptr;  // while it is in use
+  int outstanding = 0;           // threads at barriers, asynchronous copies and products under way
+  Counters counters;
+
+  std::uint32_t random() {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return static_cast<std::uint32_t>(random_state >> 16);
+  }
+  bool copies_land_at_once() {
+    const Copies when = launch->options.copies;
+    return when == Copies::early || (when == Copies::random && (random() & 1));
+  }
+
+  Thread* next_ready() {
+    if (!ready_warps) return nullptr;
+    if (!warps[current_warp].ready || (order == Order::random && (random() & 7) == 0)) current_warp = pick(ready_warps);
+    Warp& warp = warps[current_warp];
+    const unsigned lane = pick(warp.ready);
+    warp.ready &= ~(1u << lane);
+    if (!warp.ready) ready_warps &= ~(1u << current_warp);
+    return &threads[current_warp * 32 + lane];
+  }
+  void make_ready(const Thread& thread) {
+    warps[thread.warp].ready |= 1u << thread.lane;
+    ready_warps |= 1u << thread.warp;
+  }
+  void make_ready(unsigned warp, std::uint32_t lanes) {
+    if (!lanes) return;
+    warps[warp].ready |= lanes;
+    ready_warps |= 1u << warp;
+  }
+  void make_all_ready();  // all that have not finished
+
+  // Goes on with `next`, from a stack that will be returned to (or is free).
+  void resume(Fiber& from, Thread& next) {
+    if (!next.fiber) next.fiber = fibers->take();
+    current_thread = &next;
+    ++counters.switches;
+    switch_fiber(from, *next.fiber);
+  }
+  // The current thread waits until someone makes it ready.
+  void suspend() {
+    Thread* self = current_thread;
+    if (static_cast<char*>(__builtin_frame_address(0)) < self->fiber->stack + FiberPool::reserve) [[unlikely]]
+      stack_overflow(*self);
+    Thread* next = next_ready();
+    if (!next) [[unlikely]]
+      next = after_late_copies();
+    if (next != self) resume(*self->fiber, *next);
+  }
+  void run_threads();  // the loop of every fiber
+
+ private:
+  unsigned pick(std::uint32_t set) {
+    switch (order) {
+      case Order::ascending: return static_cast<unsigned>(std::countr_zero(set));
+      case Order::descending: return 31u - static_cast<unsigned>(std::countl_zero(set));
+      default: {
+        const int rotation = static_cast<int>(random() & 31);
+        return static_cast<unsigned>(std::countr_zero(std::rotr(set, rotation)) + rotation) & 31u;
+      }
+    }
+  }
+  Thread* after_late_copies();  // TMA copies land when nobody can run; throws if that helps nobody
+  [[noreturn]] void stack_overflow(const Thread& thread);
+  [[noreturn]] void deadlock();
+  void prepare(Launch& new_launch);
+  void run_block(std::uint64_t linear);
+  void finish(Thread& thread);
+  void finish_with_loose_ends(Thread& thread);
+};
+
+// Of this host thread, while it runs a kernel.
+extern constinit thread_local Worker* current_worker;
+
+// Ends the kernel with a failure that a thread does not notice by itself.
+void record_failure(Worker& worker, const std::string& text);
+
+// Where lanes of the warp wait for this thread.
+std::string place_that_awaits(const Worker& worker, const Thread& thread);
+
+// The threads at the block's barrier go on, now that no others are left.
+void complete_barrier(Worker& worker);
+
+// Whether kernels report their accesses (race_hooks.cpp sets it).
+extern constinit bool kernels_are_instrumented;
+
+}  // namespace goat::on_simt
