@@ -41,10 +41,10 @@ test-race: setup  ## the kernel tests on the simulated GPU with its race checker
 mutate: setup  ## plant small faults in the kernels and see that the tests notice (dev/mutations.toml)
 	$(PYTHON) dev/mutate.py --record dev/results/mutations.md
 
-cuda:  ## compile every kernel with nvcc, for ARCHITECTURES="80;86;89;90a;120", and check what ptxas reports
+cuda:  ## compile every kernel with nvcc, for ARCHITECTURES="80;86;89;90a;120", and check what came out
 	cmake -S . -B build-cuda -DGOAT_CUDA=ON -DGOAT_SIMT=OFF -DGOAT_TESTS=OFF -DGOAT_WERROR=ON "-DGOAT_CUDA_ARCHITECTURES=$(ARCHITECTURES)"
 	cmake --build build-cuda --parallel $(JOBS) --target goat_cuda
-	GOAT_BUILD=build-cuda $(PYTHON) -m pytest -q test/test_cuda_build.py
+	GOAT_BUILD=build-cuda $(PYTHON) -m pytest -q test/test_cuda_build.py test/test_cuda_sass.py
 
 fuzz:  ## fuzz the readers of untrusted files, SECONDS=60 each
 	scripts/fuzz.sh $(SECONDS)

@@ -40,8 +40,10 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
 }
 
 void check_precision(const Config& config, const Device& device) {
-  if (device.info().name == "cpu" && config.model.precision == "bf16")
-    throw ConfigError("model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\"");
+  if (config.model.precision != "bf16") return;
+  throw ConfigError(device.info().name == "cpu"
+                        ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
+                        : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" or \"auto\"");
 }
 
 bool due(std::int64_t interval, std::int64_t steps_done) { return interval > 0 && steps_done % interval == 0; }

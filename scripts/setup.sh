@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building, testing and plotting need on Debian 12 or Ubuntu 24.04: apt packages and a Python environment in .venv. Where there is no
-# CUDA toolkit, its headers (not nvcc) go into .venv too: the simulated GPU is compiled with them.
+# CUDA toolkit, its headers (not nvcc) go into .venv too: the simulated GPU is compiled with them. So does cuobjdump where nvcc comes without it.
 # Safe to run again: what is there is left alone. Where it may not install (no root, no sudo), it lists what is missing and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,6 +32,9 @@ requirements=(scripts/requirements.txt)
 toolkit=$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/..
 [[ -e $toolkit/include/cuda_runtime.h || -e /usr/local/cuda/include/cuda_runtime.h || -e /usr/include/cuda_runtime.h ]] ||
   requirements+=(scripts/requirements_cuda_headers.txt)
+if [[ -x $toolkit/bin/nvcc && ! -x $toolkit/bin/cuobjdump ]] && ! command -v cuobjdump >/dev/null; then
+  requirements+=(scripts/requirements_cuda_tools.txt)
+fi
 stamp=.venv/requirements.txt
 if ! cat "${requirements[@]}" | cmp -s - "$stamp"; then
   echo "setup: Python environment in .venv"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "test/catch.h"
 #include "kernels/cuda/target.cuh"
+#include "test/catch.h"
 
 namespace goat::test {
 
@@ -63,7 +63,7 @@ inline std::string report_of(const std::function<void()>& action) {
   return "";
 }
 
-// What a child process writes to stderr while it does `action`, which AddressSanitizer or UBSan should end; the text ends with "exit 0" if nothing
+// What a child process writes while it does `action`, which AddressSanitizer or UBSan should end; the text ends with "exit 0" if nothing
 // ended it, with "thrown: ..." if it threw.
 inline std::string report_of_child(const std::function<void()>& action) {
   int ends[2];
@@ -72,6 +72,7 @@ inline std::string report_of_child(const std::function<void()>& action) {
   const pid_t child = fork();
   if (child == 0) {
     dup2(ends[1], STDERR_FILENO);
+    dup2(ends[1], STDOUT_FILENO);  // Catch tells of signals there
     close(ends[0]);
     try {
       action();

@@ -195,14 +195,15 @@ TEST_CASE("attention theory: a prior of the keys alone has rank one: every query
 
 TEST_CASE("attention theory: the prior's part of a logit is within 0.003 + 0.008 sum of amplitudes at T=32768 for ALiBi slopes", "[attention]") {
   constexpr Index length = 32768, content = 14;
+  const std::vector<double> slopes = reduced() ? std::vector{alibi_slopes(12).front(), alibi_slopes(12).back()} : alibi_slopes(12);
   for (const std::string& name : device_names())
-    for (const Index modes : {1, 2, 4, 8}) {
+    for (const Index modes : reduced() ? std::vector<Index>{1, 8} : std::vector<Index>{1, 2, 4, 8}) {
       const auto device = open_device(name);
       const auto seed = fresh_seed();
       INFO(name << ", GOAT_TEST_SEED=" << seed << ", R " << modes);
       Rng rng(seed);
       double worst = 0;  // error in units of the bound
-      for (const double slope : alibi_slopes(12)) {
+      for (const double slope : slopes) {
         // Probe c: query c has content e_c, and coordinate c of every key but one is far below zero. Only that key's logit is left: lse is it.
         const HeadPrior prior = random_prior(rng, modes, length, 1);
         AttentionProblem problem = random_attention({1, content, length, 1, content + 2 * modes + 2, content, 0, true, false}, rng);

@@ -111,8 +111,14 @@ void check_against_float64(Device& device, const Batch& batch) {
   CHECK(run(device, batch, false).losses == got.losses);
 }
 
-const std::vector<Shape> shapes{{1, 1, 1},       {3, 1, 8},     {17, 2, 2},      {5, 2, 3},         {65, 3, 128},     {17, 17, 17},
-                                {130, 100, 128}, {3, 513, 640}, {3, 1025, 1025}, {3, 50257, 50304}, {1, 50304, 50304}};
+// GPT-2's vocabulary, or one that still gives each thread of a GPU's block several vectors.
+Shape large(std::int64_t rows) { return reduced() ? Shape{rows, 9001, 9024} : Shape{rows, 50257, 50304}; }
+
+std::vector<Shape> shapes() {
+  const std::int64_t many = reduced() ? 5 : 65, padded = large(1).padded;
+  return {{1, 1, 1},     {3, 1, 8},       {5, 2, 2}, {5, 2, 3},          {many, 3, 128}, {5, 17, 17}, {2 * many, 100, 128},
+          {3, 513, 640}, {3, 1025, 1025}, large(3),  {1, padded, padded}};
+}
 
 }  // namespace
 
@@ -121,7 +127,7 @@ TEST_CASE("classifier: losses and gradients match float64 at odd shapes, whateve
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : shapes) {
+    for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       check_against_float64(*device, random_batch(rng, dtype, s, 2));
     }
@@ -134,7 +140,7 @@ TEST_CASE("classifier: row weights scale the gradient and leave the losses") {
   std::uniform_real_distribution<float> uniform(0.1f, 3);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : shapes) {
+    for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.weight = 1.0 / 1024;
@@ -152,7 +158,7 @@ TEST_CASE("classifier: masked rows have no loss and no gradient, even where thei
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : {Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
+    for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets[1] = -1;
@@ -170,7 +176,7 @@ TEST_CASE("classifier: logits of +-80 and offsets of +-10,000 match float64") {
   std::bernoulli_distribution coin;
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : {Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
+    for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       Batch extreme = random_batch(rng, dtype, s, 1);
       for (double& value : extreme.logits)
@@ -187,7 +193,7 @@ TEST_CASE("classifier: a target with almost all probability keeps a loss and a g
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : {Shape{5, 2, 3}, Shape{17, 65, 128}, Shape{3, 50257, 50304}}) {
+    for (const Shape& s : {Shape{5, 2, 3}, Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 1);
       Values small_losses, target_gradients, got_gradients;
@@ -233,7 +239,7 @@ TEST_CASE("classifier: without backward the logits stay as they are, bit for bit
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
-    for (const Shape& s : shapes) {
+    for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets.back() = -1;
@@ -306,11 +312,13 @@ TEST_CASE("classifier: a GPU gives a target outside the vocabulary a loss of NaN
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    if (name == "cpu") continue;
+    if (name == "cpu") continue;  // refuses it
     const auto device = open_device(name);
     for (const double bad : {17.0, 24.0, 2147483647.0}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", target " << bad);
-      const Batch good = random_batch(rng, dtype, {3, 17, 24}, 2);
+      Batch good = random_batch(rng, dtype, {3, 17, 24}, 2);
+      for (double& logit : good.logits)
+        if (std::isnan(logit)) logit = 1;  // in the padding: whoever took it for the target's would get a finite loss
       Batch batch = good;
       batch.targets[2] = bad;
       const Result got = run(*device, batch, true);

@@ -21,8 +21,8 @@ struct Shape {
   std::int64_t rows, width;
 };
 // Odd widths, and one for each way the CUDA kernels spread a row over threads, in both dtypes.
-const std::vector<Shape> shapes = {{1, 1},   {1, 3},    {3, 17},   {37, 64},  {300, 129}, {5, 768}, {6, 384},
-                                   {2, 500}, {2, 1000}, {5, 1032}, {2, 2056}, {2, 4104},  {1, 8200}};
+const std::vector<Shape> shapes = {{1, 1},   {1, 3},    {3, 17},   {37, 64},  {50, 129}, {5, 768}, {6, 384},
+                                   {2, 500}, {2, 1000}, {5, 1032}, {2, 2056}, {2, 4104}, {1, 8200}};
 
 struct Oracle {
   Values out, mean, rstd;
@@ -144,25 +144,29 @@ TEST_CASE("layernorm forward: matches float64 at odd shapes, with and without a 
   }
 }
 
-TEST_CASE("layernorm forward: keeps its accuracy where the mean is a thousand standard deviations") {
+TEST_CASE("layernorm forward: keeps its accuracy where the mean is a thousand or a million standard deviations") {
   for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    for (const std::int64_t C : {3, 129, 768}) {
-      INFO("C = " << C);
-      auto x = Operand::normal(*device, rng, {7, C}, "x", 1, dtype);
+    const auto check = [&, type = dtype](std::int64_t C, double offset) {
+      INFO("C = " << C << ", mean " << offset);
+      auto x = Operand::normal(*device, rng, {7, C}, "x", 1, type);
       Values values = x.values();
-      for (double& value : values) value += 1000;
+      for (double& value : values) value += offset;
       x.set(values);
-      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype), bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
-      const Operand out(*device, dtype, {7, C}, "out"), mean(*device, DType::f32, {7}, "mean"), rstd(*device, DType::f32, {7}, "rstd");
+      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, type), bias = Operand::normal(*device, rng, {C}, "bias", 1, type);
+      const Operand out(*device, type, {7, C}, "out"), mean(*device, DType::f32, {7}, "mean"), rstd(*device, DType::f32, {7}, "rstd");
       device->run(LayerNormForward{out, mean, rstd, {}, x, {}, weight, bias});
       const Oracle want = forward_oracle(x.values(), weight.values(), bias.values());
-      CHECK_MATCHES(dtype, out.values(), want.out);
+      CHECK_MATCHES(type, out.values(), want.out);
       CHECK_FP32(mean.values(), want.mean, want.mean_terms);
       CHECK_FP32(rstd.values(), want.rstd);
+    };
+    for (const std::int64_t C : {3, 129, 768}) {
+      check(C, 1000);
+      if (dtype == DType::f32) check(C, 1e6);  // an fp32 mean is off by some hundredths of a standard deviation; bf16 numbers there are 4096 apart
     }
   }
 }
@@ -261,7 +265,7 @@ TEST_CASE("layernorm backward: matches float64 at odd shapes and adds to what is
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     std::vector<Shape> all = shapes;
-    all.insert(all.end(), {{5000, 33}, {2100, 24}, {60, 1032}});  // several rows in each block of partial sums
+    all.insert(all.end(), {{goat::test::reduced() ? 300 : 5000, 33}, {2100, 24}, {60, 1032}});  // several rows in each block of partial sums
     for (const auto [N, C] : all) {
       INFO("N = " << N << ", C = " << C);
       const BackwardCall call = backward_call(*device, rng, {N, C}, dtype);
@@ -313,7 +317,8 @@ TEST_CASE("layernorm: bitwise the same in any order of the threads") {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
-    for (const Shape shape : {Shape{777, 65}, Shape{777, 64}, Shape{9, 1032}}) {
+    const std::int64_t rows = goat::test::reduced() ? 77 : 777;
+    for (const Shape shape : {Shape{rows, 65}, Shape{rows, 64}, Shape{9, 1032}}) {
       INFO("N = " << shape.rows << ", C = " << shape.width);
       goat::test::check_schedules(name, [&, type = dtype] {
         Rng rng(seed);

@@ -210,6 +210,16 @@ TEST_CASE("trainer: the same seed gives bitwise the same losses, another seed ot
   }
 }
 
+TEST_CASE("trainer: 20 steps on the CUDA kernels in fp32 give the cpu's losses to 1e-4") {
+  const std::vector<float> want = losses_of_run(tiny_config(), *open_device("cpu"), 20);
+  for (const std::string& device_name : goat::test::device_names()) {
+    INFO("device " << device_name);
+    const std::vector<float> got = losses_of_run(tiny_config(), *open_device(device_name), 20);
+    REQUIRE(got.size() == want.size());
+    for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == Approx(want[i]).epsilon(1e-4));
+  }
+}
+
 TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
   const auto device = open_device("cpu");
   const std::vector<float> whole = losses_of_run(tiny_config({"train.micro_batch=4"}), *device, 5);

@@ -1,6 +1,7 @@
 // kernels/simt does what CUDA does: indices, barriers, shuffles, votes, atomics, memory, for every order of threads and any number of host threads.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <set>
 
@@ -270,7 +271,7 @@ TEST_CASE("simt: loads and stores with cache hints move vectors and bf16") {
   std::vector<bf16> halves(40);
   for (unsigned i = 0; i < 40; ++i) {
     values[i] = make_uint4(i, i + 1, i + 2, i + 3);
-    halves[i] = __float2bfloat16(static_cast<float>(i));
+    halves[i] = goat::on_simt::__float2bfloat16(static_cast<float>(i));
   }
   DeviceArray<uint4> in(values), out(160);
   DeviceArray<bf16> in_bf16(halves), out_bf16(40);
@@ -312,6 +313,21 @@ TEST_CASE("simt: intrinsics of one thread") {
   CHECK(out[5] == 5.5f);
   CHECK(out[6] == 3.0f);
   CHECK(out[7] == 1.5f);
+}
+
+TEST_CASE("simt: conversion to bf16 is that of cuda_bf16.h, bit for bit") {
+  std::uint32_t bits = 1;
+  for (int i = 0; i < 200000; ++i) {
+    bits = bits * 1664525u + 1013904223u;
+    for (std::uint32_t pattern : {bits, bits & 0xFFFF8000u, bits | 0x7F800000u, bits & 0x807FFFFFu}) {
+      const float value = __uint_as_float(pattern);
+      const bf16 ours = goat::on_simt::__float2bfloat16(value), theirs = ::__float2bfloat16(value);
+      if (std::memcmp(&ours, &theirs, sizeof ours) != 0) {
+        CAPTURE(pattern);
+        FAIL("another bf16");
+      }
+    }
+  }
 }
 
 TEST_CASE("simt: the same seed gives the same schedule, another seed another") {

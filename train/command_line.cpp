@@ -105,7 +105,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   app.footer(examples);
   app.get_formatter()->column_width(28);
   app.require_subcommand(0, 1);
-  app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")->type_name("auto|cpu");
+  app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")->type_name("auto|cuda|cpu|simt");
   app.fallthrough();  // --device may stand behind the subcommand
   add_training(app, training);
   const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis), &sample = add_sample(app, sampling);

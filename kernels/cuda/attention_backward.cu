@@ -52,25 +52,56 @@ __global__ void __launch_bounds__(delta_threads) attention_delta_kernel(const Ba
 
 constexpr int finish_threads = 256;
 
-// dq and dq_lanes from the sums [B, H, T_q, width]: a thread takes 8 coordinates of a row.
+// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive bytes or four times 16; D / 8 neighbouring
+// threads write 2 D consecutive bytes.
+template <int D>
 __global__ void __launch_bounds__(finish_threads)
-    attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum, int width, std::int64_t chunks) {
-  const std::int64_t chunk = static_cast<std::int64_t>(blockIdx.x) * finish_threads + threadIdx.x;
-  const int chunks_in_row = width / 8, column = static_cast<int>(chunk % chunks_in_row) * 8;
-  if (chunk >= chunks || column >= arguments.head_dim) return;
-  const std::int64_t row = chunk / chunks_in_row, head_index = row / arguments.queries;
-  const int query = static_cast<int>(row % arguments.queries);
-  const auto low = Vector<float>::load(dq_sum + chunk * 8), high = Vector<float>::load(dq_sum + chunk * 8 + 4);
-  Vector<bf16> result;
+    attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum, std::int64_t count) {
+  using Sums = DqSums<D>;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * finish_threads + threadIdx.x, pair = index / (D / 8);
+  const int chunk = static_cast<int>(index % (D / 8)), column = 8 * chunk;
+  if (index >= count || column >= arguments.head_dim) return;
+  const int tiles = Sums::tiles(arguments.queries), row = static_cast<int>(pair % 8), row_group = static_cast<int>(pair / 8 % 4);
+  const std::int64_t tile = pair / 32, head_index = tile / tiles;
+  const int first_query = static_cast<int>(tile % tiles) * Sums::queries + 16 * row_group + row;
+  const int warp = row_group + 4 * (chunk / Sums::fragments);
+  const float* from = dq_sum + tile * Sums::tile_elements + (warp * Sums::fragments + chunk % Sums::fragments) * Sums::fragment_elements;
+  Vector<float> parts[4];  // [lane - 4 row][i] or [i][lane - 4 row]
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float sum = i < 4 ? low[i] : high[i - 4];
-    const int lane = column + i - arguments.content_dim;
-    result.set(i, lane < 0 ? arguments.scale * sum : 0.0f);
-    if (arguments.dq_lanes && lane >= 0 && lane < arguments.lanes) arguments.dq_lanes[row * arguments.lanes + lane] = sum;
-  }
+  for (int i = 0; i < 4; ++i)
+    parts[i] = Vector<float>::load(from + (WarpReduction::vectors ? WarpReduction::place(4 * row + i, 0) : WarpReduction::place(4 * row, i)));
   bf16* dq = arguments.dq.rows(static_cast<int>(head_index / arguments.heads), static_cast<int>(head_index % arguments.heads));
-  result.store(dq + query * arguments.dq.row_stride + column);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = first_query + 8 * half;
+    if (query >= arguments.queries) break;
+    Vector<bf16> result;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const int i = 2 * half + c % 2;
+      const float sum = WarpReduction::vectors ? parts[c / 2][i] : parts[i][c / 2];
+      const int lane = column + c - arguments.content_dim;
+      result.set(c, lane < 0 ? arguments.scale * sum : 0.0f);
+      if (arguments.dq_lanes && lane >= 0 && lane < arguments.lanes)
+        arguments.dq_lanes[(head_index * arguments.queries + query) * arguments.lanes + lane] = sum;
+    }
+    result.store(dq + query * arguments.dq.row_stride + column);
+  }
+}
+
+// dq_sum: memory for DqSums, given by allocate(bytes).
+template <class Allocate>
+void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream, Allocate allocate) {
+  with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+    const std::int64_t elements =
+        static_cast<std::int64_t>(batch) * arguments.heads * DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
+    const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
+    auto* dq_sum = static_cast<float*>(allocate(bytes));
+    runtime::set_zero(dq_sum, bytes, stream);
+    attention_backward_keys(arguments, batch, family, dq_sum, stream);
+    enqueue(attention_finish_dq_kernel<D>, dim3(static_cast<unsigned>(divide_up(elements / 16, finish_threads))), dim3(finish_threads), 0, stream,
+            arguments, dq_sum, elements / 16);
+  });
 }
 
 }  // namespace
@@ -98,13 +129,7 @@ void CudaDevice::launch(const AttentionBackward& op) {
           attention_backward_queries(arguments, batch, family(), stream_);  // first: it corrects delta
           return attention_backward_keys(arguments, batch, family(), nullptr, stream_);
         }
-        const int width = padded_head_dim(arguments.head_dim);
-        const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads * arguments.queries * width;
-        auto* dq_sum = static_cast<float*>(scratch(static_cast<std::size_t>(elements) * sizeof(float)));
-        runtime::set_zero(dq_sum, static_cast<std::size_t>(elements) * sizeof(float), stream_);
-        attention_backward_keys(arguments, batch, family(), dq_sum, stream_);
-        return enqueue(attention_finish_dq_kernel, dim3(static_cast<unsigned>(divide_up(elements / 8, finish_threads))), dim3(finish_threads), 0,
-                       stream_, arguments, dq_sum, width, elements / 8);
+        return attention_backward_any_order(arguments, batch, family(), stream_, [&](std::size_t bytes) { return scratch(bytes); });
       }
     attention_backward_ffma<T>(arguments, batch, stream_);
   });

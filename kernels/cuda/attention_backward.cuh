@@ -7,7 +7,7 @@
 
 namespace goat::GOAT_TARGET {
 
-// The pass over keys: dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (f32 [B, H, T_q, padded d_h], zeroed) is given, S k is added to it atomically.
+// The pass over keys: dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (DqSums, zeroed) is given, S k is added to it atomically.
 void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family, float* dq_sum, Stream stream);
 
 // Whether attention_backward_keys can take dq_sum.
@@ -15,6 +15,20 @@ bool can_add_dq(int head_dim, Family family);
 
 // The pass over queries: dq, dq_lanes.
 void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream);
+
+// The fp32 workspace in which dq is added up: B H heads, each ceil(T_q / queries) tiles, each as the accumulators of eight warps lie in registers. A
+// warp has 16 queries by D / 2 coordinates, D / 16 fragments of 16 x 8, whose 128 values stand by WarpReduction::place(lane, i): row lane/4 + 8 (i/2)
+// and coordinate 2 (lane%4) + i%2 of the fragment. A warp's reduction is thus 512 bytes without gaps.
+template <int D>
+struct DqSums {
+  static constexpr int queries = 64, warps = 8, fragments = D / 16, fragment_elements = 128, tile_elements = queries * D;
+  static_assert(warps * fragments * fragment_elements == tile_elements);
+  static __host__ __device__ int tiles(int query_count) { return (query_count + queries - 1) / queries; }
+
+  // What a warp takes: queries from query() on, coordinates from 8 chunk() on.
+  static __device__ __forceinline__ int query(int warp) { return warp % 4 * 16; }
+  static __device__ __forceinline__ int chunk(int warp) { return warp / 4 * fragments; }
+};
 
 // The tile width D that a head dimension <= 128 is padded to.
 inline int padded_head_dim(int head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : 128; }

@@ -13,9 +13,18 @@
 // A step of `queries` queries for each warp, q = warp_queries, t = key_tiles:
 //   mma           2 t (q/8) (D/16)  +  2 t (q/16) (D/8)             S^T and dP^T, dV and dK
 //   ldmatrix.x4   2 (t + q/16) (D/16)  +  2 (q/16) (D/16)
-//   D = 32: 64, 24   D = 64: 128, 48   D = 128: 256, 144 (large_shared), 128, 80 (small_shared)
 //   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4, 2 barriers a step
 //   copies        4 queries D bytes a block; 16-byte cp.async: queries D / (4 threads) a thread
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of K and V (keys D / (4 threads)) and of the first Q and dO.
+// With dQ the step stands there a third time, the first one without a dQ before it, and the products for dQ three times: in two of the steps and
+// after the last. test/test_cuda_sass.py counts them in the machine code.
+//   D = 32: HMMA 128, LDSM 48, LDGSTS 10
+//   D = 32, with dQ: HMMA 240, LDSM 120, LDGSTS 12
+//   D = 64: HMMA 256, LDSM 96, LDGSTS 20
+//   D = 64, with dQ: HMMA 480, LDSM 216, LDGSTS 24
+//   D = 128, large_shared: HMMA 512, LDSM 288, LDGSTS 40
+//   D = 128, large_shared, with dQ: HMMA 960, LDSM 552, LDGSTS 48
+//   D = 128, small_shared: HMMA 256, LDSM 160, LDGSTS 32
 #include <algorithm>
 
 #include "kernels/cuda/attention_backward.cuh"
@@ -131,40 +140,40 @@ __device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, i
             pack_bf16(ds[t][n][2 * half], ds[t][n][2 * half + 1]);
 }
 
-// dq_sum += S K of this step's queries: each warp takes 16 queries and half of the coordinates.
+// S K of a step's queries: each warp takes 16 queries and half of the coordinates.
+template <int D>
+using QuerySums = float[DqSums<D>::fragments][4];
+
 template <class Shape>
-__device__ __forceinline__ void add_dq(bf16* ds_tile, bf16* k_tile, float* dq_sum, int heads, int first_query, int queries) {
+__device__ __forceinline__ void multiply_ds(QuerySums<Shape::head_dim>& dq, bf16* ds_tile, bf16* k_tile) {
   constexpr int D = Shape::head_dim;
   using T = Tile<Shape::queries>;
-  static_assert(Shape::warps == 8 && Shape::queries == 64);
+  using Sums = DqSums<D>;
+  static_assert(Shape::warps == Sums::warps && Shape::queries == Sums::queries);
   const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
   const typename T::Lanes ds_lanes(lane);
   const typename Tile<D>::Lanes k_lanes(lane);
-  float dq[D / 16][4] = {};
-  const int query = warp % 4 * 16, chunk = warp / 4 * (D / 16);
 #pragma unroll
   for (int key = 0; key < Shape::keys; key += 16) {
     std::uint32_t a[4];
-    T::a_fragment_transposed(a, ds_tile, key, query / 8, ds_lanes);
+    T::a_fragment_transposed(a, ds_tile, key, Sums::query(warp) / 8, ds_lanes);
 #pragma unroll
-    for (int d = 0; d < D / 16; d += 2) {
+    for (int d = 0; d < Sums::fragments; d += 2) {
       std::uint32_t b[4];
-      Tile<D>::b_fragments_transposed(b, k_tile, key, chunk + d, k_lanes);
+      Tile<D>::b_fragments_transposed(b, k_tile, key, Sums::chunk(warp) + d, k_lanes);
       mma_bf16(dq[d], a, b[0], b[1]);
       mma_bf16(dq[d + 1], a, b[2], b[3]);
     }
   }
-  const int head_index = block_index_now(2) * heads + block_index_now(1);
-  float* const to = dq_sum + static_cast<std::int64_t>(head_index) * queries * D + 8 * chunk + 2 * (lane % 4);
+}
+
+// Adds them to the workspace. tile: counted through all heads.
+template <int D>
+__device__ __forceinline__ void add_to_workspace(const QuerySums<D>& dq, float* dq_sum, int tile) {
+  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
+  float* const to = dq_sum + static_cast<std::int64_t>(tile) * DqSums<D>::tile_elements + warp * (DqSums<D>::tile_elements / DqSums<D>::warps);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first_query + query + 8 * half + lane / 4;
-    if (row < queries)
-#pragma unroll
-      for (int d = 0; d < D / 16; ++d)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) atomicAdd(to + static_cast<std::int64_t>(row) * D + 8 * d + i, dq[d][2 * half + i]);
-  }
+  for (int d = 0; d < DqSums<D>::fragments; ++d) WarpReduction::add(to + d * DqSums<D>::fragment_elements, dq[d], lane);
 }
 
 // A warp's accumulators in shared memory, for its partner.
@@ -259,7 +268,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     bf16* const v_tile = k_tile + keys * D;
     bf16* const query_tiles = v_tile + keys * D;                                         // 2 x (Q, dO)
     float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
-    bf16* const ds_tile = reinterpret_cast<bf16*>(query_terms + 4 * queries);
+    bf16* const ds_tiles = reinterpret_cast<bf16*>(query_terms + 4 * queries);  // 2
 
     const Place<Shape> place(static_cast<int>(threadIdx.x));
     const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
@@ -303,10 +312,22 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     };
 
     KeySums<Shape> sums;
+    const auto ds_tile_of = [&](int step) { return ds_tiles + step % 2 * keys * queries; };
+    const auto workspace_tile = [&](int step) {
+      return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
+    };
+    const auto add_dq = [&](int step) {
+      QuerySums<D> dq = {};
+      multiply_ds<Shape>(dq, ds_tile_of(step), k_tile);
+      add_to_workspace<D>(dq, dq_sum, workspace_tile(step));
+    };
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
       __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      if (!deterministic && step > first) fetch_terms(step - 1);
+      if (!deterministic && step + 1 < steps) add_dq(step + 1);  // S of the step before has become visible with the barrier
       if (step > first) load(step - 1, std::false_type{});
+      if (!deterministic && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
       const typename Tile<D>::Lanes lanes(lane);
       bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
@@ -329,15 +350,11 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) ds[t][n][i] *= p[t][n][i];
       if constexpr (prior) add_prior<Shape>(sums, ds, first_lag);
-      if (step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
+      if (deterministic && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
       multiply_packed<D>(sums.dv, p, dout_tile, warp_query, lanes);
-      if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile, warp_key, warp_query, lane);
+      if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
       multiply_packed<D>(sums.dk, ds, q_tile, warp_query, lanes);
-      if constexpr (!deterministic) {
-        __syncthreads();
-        add_dq<Shape>(ds_tile, k_tile, dq_sum, arguments.heads, step * queries, arguments.queries);
-      }
-      if (step > first) store_terms(step - 1);
+      if (deterministic && step > first) store_terms(step - 1);
     };
 
     Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
@@ -352,6 +369,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     for (; step >= max(full, first); --step) compute(step, std::false_type{});
 #pragma unroll 1
     for (; step >= first; --step) compute(step, std::true_type{});
+    if (!deterministic && first < steps) {
+      __syncthreads();
+      add_dq(first);
+    }
 
     const Place<Shape> end(opaque(static_cast<int>(threadIdx.x)));
     const int sequence = block_index_now(2), head = block_index_now(1), end_key = block_index_now(0) * keys;
@@ -385,7 +406,7 @@ void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_
     enqueue(kernel, grid, block, Shape::shared_bytes, stream, arguments, arguments.scale * log2_e, nullptr);
   } else if constexpr (has_dq_form<D, family>) {
     const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, false> : attention_backward_keys_kernel<D, family, false, false>;
-    enqueue(kernel, grid, block, Shape::shared_bytes + Shape::ds_bytes, stream, arguments, arguments.scale * log2_e, dq_sum);
+    enqueue(kernel, grid, block, Shape::shared_bytes + 2 * Shape::ds_bytes, stream, arguments, arguments.scale * log2_e, dq_sum);
   }
 }
 

@@ -11,8 +11,13 @@
 // A step of `keys` keys for each warp, t = row_tiles = 2:
 //   mma           2 t (keys/8) (D/16)  +  t (keys/16) (D/8)          S and dP, dQ
 //   ldmatrix.x4   2 (t + keys/16) (D/16)  +  (keys/16) (D/16)
-//   D = 32: 96, 32   D = 64: 192, 64 (large_shared), 96, 40 (small_shared)   D = 128: 192, 80
 //   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q and dO (queries D / (4 threads)) and of the first K and V.
+// test/test_cuda_sass.py counts them in the machine code.
+//   D = 32: HMMA 192, LDSM 64, LDGSTS 20
+//   D = 64, large_shared: HMMA 384, LDSM 128, LDGSTS 40
+//   D = 64, small_shared: HMMA 192, LDSM 80, LDGSTS 28
+//   D = 128: HMMA 384, LDSM 160, LDGSTS 56
 #include "kernels/cuda/attention_backward.cuh"
 
 namespace goat::GOAT_TARGET {
@@ -150,7 +155,8 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
             }
           sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
           sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-          if (lane % 4 == 0) row_sum[warp_row + lane / 4 + 16 * t + 8 * part] += sum;
+          const int writer = opaque(thread);
+          if (writer % 4 == 0) row_sum[warp_row_of(writer) + writer % 32 / 4 + 16 * t + 8 * part] += sum;
         }
       multiply_packed<D>(dq, ds, k_tile, 0, lanes);
     };
@@ -161,7 +167,8 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
 
     const int sequence = block_index_now(2), head = block_index_now(1);
     __syncwarp();  // a warp's row sums are its own
-    // out was rounded, so that <dout, out> leaves rows of S that do not sum to 0. What is left belongs to delta; the pass over keys takes it corrected.
+    // out was rounded, so that <dout, out> leaves rows of S that do not sum to 0. What is left belongs to delta; the pass over keys takes it
+    // corrected.
     const int own = opaque(static_cast<int>(threadIdx.x)), own_query = first_query_of(block_index_now(0)) + own;
     if (own_query < arguments.queries) arguments.delta[head_rows(sequence, head) + own_query] = row_delta[own] + row_sum[own];
     const GradientRows to{arguments.dq.rows(sequence, head),

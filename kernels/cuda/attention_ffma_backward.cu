@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention_ffma.cuh"
 #include "kernels/cuda/attention_ffma_tile.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace goat::GOAT_TARGET {
 
@@ -20,7 +21,6 @@ using BackwardShape = FfmaShape<D, D <= 128 ? 4 : 2,
 template <int D>
 struct BackwardTile : BackwardShape<D> {
   using Shape = BackwardShape<D>;
-  static constexpr int blocks = 2;  // on a multiprocessor, as far as registers go
   static constexpr int shared_bytes = 4 * (2 * Shape::row_floats + 2 * Shape::column_floats + Shape::weight_floats);
   static_assert(shared_bytes <= 99 * 1024);
 };
@@ -89,8 +89,9 @@ struct GradientRows {
 
 // grid (B H, blocks of keys, the first first: most queries see them)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads, BackwardTile<D>::blocks) keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads) keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
+  state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
   const int first_key = blockIdx.y * Tile::rows, warp_key = first_key + Tile::warp_row(), thread_key = warp_key + thread_row();
@@ -168,9 +169,9 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, BackwardTile<D>::blo
 
 // grid (B H, blocks of queries, the last first: they see most keys)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads, BackwardTile<D>::blocks)
-    queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads) queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
+  state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
   const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows, warp_query = first_query + Tile::warp_row();

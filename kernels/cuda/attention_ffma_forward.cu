@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/attention_ffma.cuh"
 #include "kernels/cuda/attention_ffma_tile.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace goat::GOAT_TARGET {
 
@@ -13,8 +14,8 @@ namespace {
 template <int D>
 struct ForwardTile : FfmaShape<D, 4, 4, D <= 128 ? 4 : 2> {
   using Shape = FfmaShape<D, 4, 4, D <= 128 ? 4 : 2>;
-  static constexpr int blocks = D <= 64 ? 3 : 2;  // on a multiprocessor, as far as registers go
   static constexpr int shared_bytes = 4 * (Shape::row_floats + Shape::column_floats + Shape::weight_floats);
+  static constexpr int blocks = D <= 32 ? 3 : D <= 64 ? 2 : 1;  // as a multiprocessor with 100 KiB holds
   static_assert(shared_bytes <= 99 * 1024);
 };
 
@@ -94,6 +95,7 @@ struct SoftmaxRows {
 template <class T, int D>
 __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks) forward_kernel(const ForwardArguments<T> arguments, bool aligned) {
   using Tile = ForwardTile<D>;
+  state_dynamic_shared<Tile::shared_bytes>();
   float* const q_tile = dynamic_shared<float>();
   float* const kv_tile = q_tile + Tile::row_floats;
   float* const weights = kv_tile + Tile::column_floats;

@@ -9,8 +9,16 @@
 // multiplication.
 //
 // Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse. FLOPs: 4 d_h a (query, key) pair.
-// A step of `keys` keys, for each warp: mma  2 row_tiles (keys/8) (D/16);  ldmatrix.x4  row_tiles D/16 (Q) + 2 (keys/16) (D/16) (K and V);  copies
-// 4 keys D bytes a block.
+// A step of `keys` keys for each warp, t = row_tiles = 2:
+//   mma           t (keys/8) (D/16)  +  t (keys/16) (D/8)            S, out
+//   ldmatrix.x4   (t + keys/16) (D/16)  +  (keys/16) (D/16)
+//   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q (queries D / (8 threads)) and of the first K and V.
+// test/test_cuda_sass.py counts them in the machine code.
+//   D = 32: HMMA 128, LDSM 40, LDGSTS 16
+//   D = 64: HMMA 256, LDSM 80, LDGSTS 32
+//   D = 128, large_shared: HMMA 512, LDSM 160, LDGSTS 64
+//   D = 128, small_shared: HMMA 256, LDSM 96, LDGSTS 40
 #include <climits>
 #include <stdexcept>
 
@@ -205,6 +213,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
     using Traits = ForwardTraits<D, family>;
     using T = Tile<D>;
     constexpr int keys = Traits::keys;
+    state_dynamic_shared<Traits::shared_bytes>();
     bf16* const q_tile = dynamic_shared<bf16>();
     bf16* const kv_tiles = q_tile + Traits::queries * D;  // stages x (K, V)
 

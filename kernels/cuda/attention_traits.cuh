@@ -1,5 +1,5 @@
 // Tile shapes of the tensor-core attention kernels: one struct for each d_h and family of architectures, with what it costs.
-// dev/attention_cost.py predicts times from these figures, and test/test_cuda_build.py holds ptxas's report against them.
+// dev/attention_cost.py predicts times from these figures, and test/test_cuda_sass.py holds ptxas's report and the machine code against them.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
@@ -43,7 +43,7 @@ struct ForwardTraits<32, Family::large_shared> : ForwardShape<32, 128, 64, 4, 2,
 template <>
 struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 49 KiB
 template <>
-struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 2> {};  // 192 accumulators, 97 KiB
+struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};  // 192 accumulators, 97 KiB
 template <>
 struct ForwardTraits<32, Family::small_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};
 template <>
@@ -104,7 +104,7 @@ struct BackwardQueriesTraits<128, family> : BackwardQueriesShape<128, 128, 32, 4
 
 // Whether the pass over keys has a form that adds up dQ too (with dS^T in shared memory).
 template <int D, Family family>
-constexpr bool has_dq_form = BackwardKeysTraits<D, family>::shared_bytes + BackwardKeysTraits<D, family>::ds_bytes <=
+constexpr bool has_dq_form = BackwardKeysTraits<D, family>::shared_bytes + 2 * BackwardKeysTraits<D, family>::ds_bytes <=
                              (family == Family::large_shared ? 163 : 99) * 1024;
 
 }  // namespace goat::GOAT_TARGET

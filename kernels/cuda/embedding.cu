@@ -8,7 +8,7 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 template <class T, int n>
-__global__ void embedding_kernel(T* out, const std::int32_t* tokens, const T* table, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads) embedding_kernel(T* out, const std::int32_t* tokens, const T* table, std::int64_t width) {
   T* to = out + std::int64_t{blockIdx.x} * width;
   const T* from = table + std::int64_t{tokens[blockIdx.x]} * width;
   for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) Pack<T, n>::load(from + c).store(to + c);
@@ -79,8 +79,8 @@ constexpr int ahead = 4;   // rows that a thread reads before it adds the first
 // that lies inside goes to dtable at once; the parts of the others go to partials[2 chunk] (a run that began before) and [2 chunk + 1] (one that
 // begins here).
 template <class T, int n>
-__global__ void add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens, const std::int32_t* sorted, std::int64_t count,
-                                std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads) add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens,
+                                                                    const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   GOAT_SHARED(rows, std::int32_t[chunk]);
   GOAT_SHARED(run_token, std::int32_t[chunk + 2]);  // one more at both ends: -1 where there is none
   const std::int64_t first = std::int64_t{blockIdx.x} * chunk;
@@ -129,8 +129,8 @@ __global__ void add_runs_kernel(T* dtable, float* partials, const T* dout, const
 // dtable += the parts of a run that crosses chunks, in their order and in double. The block takes the run that begins in its chunk and does not end
 // there, if there is one; a thread takes columns.
 template <class T>
-__global__ void add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens, const std::int32_t* sorted, std::int64_t count,
-                                    std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads) add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens,
+                                                                        const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   const std::int64_t here = blockIdx.x;
   const auto token_at = [&](std::int64_t place) { return place >= 0 && place < count ? tokens[sorted[place]] : -1; };
   const std::int32_t token = token_at((here + 1) * chunk - 1);

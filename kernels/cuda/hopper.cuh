@@ -15,7 +15,7 @@ namespace goat::GOAT_TARGET {
 #if GOAT_SIMT
 using TensorMap = SimulatedTensorMap;
 #else
-struct alignas(64) TensorMap {
+struct TensorMap {  // 64-byte aligned, as CUtensorMap is
   CUtensorMap map;
 };
 #endif

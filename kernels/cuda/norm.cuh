@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace goat::GOAT_TARGET {
@@ -15,6 +16,7 @@ struct RowLayout {
   static constexpr int row_threads = 32 * warps;
   static constexpr int threads = warps < 4 ? 128 : row_threads;
   static constexpr int rows = threads / row_threads;
+  static constexpr int held_width = held * row_threads * elements;  // the widest row that is held
   using Part = Pack<T, elements>;
 
   // Calls body(i, c) for the i-th pack of this thread, which starts at column c.
@@ -187,9 +189,14 @@ struct NormBackward {
   std::int64_t blocks() const { return divide_up(rows, block_rows()); }
 };
 
+// The block's dynamic shared memory: the gradients of the parameters, where rows are worked on side by side.
+template <class Layout, bool centred>
+constexpr int norm_backward_shared_bytes = Layout::rows > 1 ? (centred ? 2 : 1) * Layout::held_width* static_cast<int>(sizeof(float)) : 0;
+
 // A row at a time; the gradients of the parameters stay in registers (held = 0: in the block's part of `partials`).
 template <class T, bool centred, class Layout>
 __global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBackward<T> op, float* partials, std::int64_t block_rows) {
+  state_dynamic_shared<norm_backward_shared_bytes<Layout, centred>>();
   using Part = typename Layout::Part;
   constexpr int held = Layout::held > 0 ? Layout::held : 1, gradients = centred ? 2 : 1;
   const int width = op.width;
@@ -261,9 +268,10 @@ __global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBack
 
 // dweight and dbias += the blocks' partial sums, in the order of the blocks within each of 16 interleaved slices, then of the slices; in double.
 // A thread takes a column of a slice; partials is [blocks, columns].
+constexpr int slices = 16;
 template <class T>
-__global__ void norm_add_partials_kernel(T* dweight, T* dbias, const float* partials, std::int64_t blocks, int width, int columns) {
-  constexpr int slices = 16;
+__global__ void __launch_bounds__(32 * slices)
+    norm_add_partials_kernel(T* dweight, T* dbias, const float* partials, std::int64_t blocks, int width, int columns) {
   GOAT_SHARED(sums, double[slices][32]);
   const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
   const int column = static_cast<int>(blockIdx.x) * 32 + lane;
@@ -287,12 +295,11 @@ void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* part
   const int columns = (centred ? 2 : 1) * op.width;
   const bool vectors = vectorizable(op.dout, op.width) && aligned_to_16(op.dsum, op.sum, op.weight);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
-    const std::size_t shared = Layout::rows > 1 ? static_cast<std::size_t>(columns) * sizeof(float) : 0;
-    enqueue(norm_backward_kernel<T, centred, Layout>, dim3(static_cast<unsigned>(op.blocks())), dim3(Layout::threads), shared, stream, op, partials,
-            op.block_rows());
+    enqueue(norm_backward_kernel<T, centred, Layout>, dim3(static_cast<unsigned>(op.blocks())), dim3(Layout::threads),
+            norm_backward_shared_bytes<Layout, centred>, stream, op, partials, op.block_rows());
   });
-  enqueue(norm_add_partials_kernel<T>, dim3(static_cast<unsigned>(divide_up(columns, 32))), dim3(512), 0, stream, op.dweight, op.dbias, partials,
-          op.blocks(), op.width, columns);
+  enqueue(norm_add_partials_kernel<T>, dim3(static_cast<unsigned>(divide_up(columns, 32))), dim3(32 * slices), 0, stream, op.dweight, op.dbias,
+          partials, op.blocks(), op.width, columns);
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -73,11 +73,36 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes at most (what the launcher passes to enqueue).
-// test/test_cuda_build.py wants it of every kernel that calls dynamic_shared(), and checks that the blocks per SM of __launch_bounds__ fit.
+// Adds four values to a lane's part of a warp's 128 floats in global memory (16-byte aligned), in no certain order among callers. Which of the 128
+// they are is up to the architecture: place(lane, i) tells. sm_90 has vector reductions, one instruction; before, four whose lanes are neighbours.
+struct WarpReduction {
+#if GOAT_SIMT || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+  static constexpr bool vectors = true;
+#else
+  static constexpr bool vectors = false;
+#endif
+  static __device__ __forceinline__ constexpr int place(int lane, int i) { return vectors ? 4 * lane + i : 32 * i + lane; }
+
+  static __device__ __forceinline__ void add(float* to, const float (&values)[4], int lane) {
+#if !GOAT_SIMT && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to + place(lane, 0))), "f"(values[0]),
+                 "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(to + place(lane, i), values[i]);
+#endif
+  }
+};
+
+// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes: what every launch passes to enqueue, or the simulated
+// kernel fails. test/test_cuda_build.py wants it of every kernel that calls dynamic_shared(), and checks that the blocks per SM which
+// __launch_bounds__ asks for fit.
 template <int bytes>
 __device__ __forceinline__ void state_dynamic_shared() {
-#if !GOAT_SIMT
+#if GOAT_SIMT
+  simulated_state_dynamic_shared(bytes);
+#else
   asm volatile("// goat: dynamic shared memory %0" ::"n"(bytes));
 #endif
 }

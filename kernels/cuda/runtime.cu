@@ -6,7 +6,7 @@
 namespace goat::on_cuda::runtime {
 
 namespace {
-__global__ void probe() {}
+__global__ void __launch_bounds__(32) probe() {}
 }  // namespace
 
 int device_count() {

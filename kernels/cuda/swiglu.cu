@@ -23,7 +23,7 @@ struct Rows {
 };
 
 template <class T, int n>
-__global__ void swiglu_kernel(Rows<T> out, Rows<T> gate, Rows<T> up, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads) swiglu_kernel(Rows<T> out, Rows<T> gate, Rows<T> up, std::int64_t width) {
   const std::int64_t row = blockIdx.x;
   for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) {
     const auto g = Pack<T, n>::load(gate.at(row, c)), u = Pack<T, n>::load(up.at(row, c));
@@ -36,7 +36,8 @@ __global__ void swiglu_kernel(Rows<T> out, Rows<T> gate, Rows<T> up, std::int64_
 
 // dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing where s(x) is near 1.
 template <class T, int n>
-__global__ void swiglu_gradient_kernel(Rows<T> dgate, Rows<T> dup, Rows<T> dout, Rows<T> gate, Rows<T> up, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads)
+    swiglu_gradient_kernel(Rows<T> dgate, Rows<T> dup, Rows<T> dout, Rows<T> gate, Rows<T> up, std::int64_t width) {
   const std::int64_t row = blockIdx.x;
   for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) {
     const auto g = Pack<T, n>::load(gate.at(row, c)), u = Pack<T, n>::load(up.at(row, c)), d = Pack<T, n>::load(dout.at(row, c));

@@ -100,23 +100,28 @@ void synchronize_lanes(void**, std::uint32_t mask) {
 
 // ---- shuffles
 
+void bad_shuffle_width(int width) {
+  fail(formatted("shuffle: the width %d is not a power of two up to 32, at ", width) + source_place(__builtin_return_address(0)));
+}
+
 namespace {
 
 // Each lane gets the value of the lane that `source(lane, parameter, first, width)` tells, its own where that lies outside of its segment of `width`
 // lanes, which begins at `first`.
 template <class Source>
 inline void shuffle_lanes(void** argument, std::uint32_t mask, Source source) {
-  for_each_lane(mask, [&](int lane) {
+  const auto receive = [&](int lane) {
     Shuffle& own = *static_cast<Shuffle*>(argument[lane]);
-    if (own.width < 1 || own.width > 32 || (own.width & (own.width - 1))) [[unlikely]]
-      fail(formatted("shuffle: the width %d is not a power of two up to 32, at ", own.width) + source_place(current_thread->code));
-    const int first = lane & ~(own.width - 1);
-    const int from = source(lane, own.parameter, first, own.width);
+    const int from = source(lane, own.parameter, lane & ~(own.width - 1), own.width);
     if (!(mask >> from & 1)) [[unlikely]]
       fail(formatted("shuffle: lane %d reads lane %d, which the mask %08x does not name, at ", lane, from, mask) +
            source_place(current_thread->code));
     own.received = static_cast<const Shuffle*>(argument[from])->bits;
-  });
+  };
+  if (mask == 0xFFFFFFFFu)
+    for (int lane = 0; lane < 32; ++lane) receive(lane);
+  else
+    for_each_lane(mask, receive);
 }
 
 }  // namespace

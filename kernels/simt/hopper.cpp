@@ -43,7 +43,8 @@ void HopperUnits::init_barrier(std::uint64_t* barrier, int arrivals, const void*
   if (reinterpret_cast<std::uintptr_t>(barrier) % 8 != 0 || !worker_.shared.valid(barrier, 8))
     fail("mbarrier: not in shared memory, or not at a multiple of 8 bytes, at " + source_place(code));
   if (arrivals < 1) fail(formatted("mbarrier: initialised for %d arrivals, at ", arrivals) + source_place(code));
-  if (!barriers_.emplace(barrier, Barrier{arrivals, arrivals, 0, 0, {}, {}}).second) fail("mbarrier: initialised twice, at " + source_place(code));
+  if (!barriers_.emplace(barrier, Barrier{arrivals, arrivals, 0, 0, 0, nullptr, {}, {}}).second)
+    fail("mbarrier: initialised twice, at " + source_place(code));
 }
 
 void HopperUnits::complete_phase(Barrier& barrier) {
@@ -59,6 +60,7 @@ void HopperUnits::arrive(std::uint64_t* place, int expected_bytes, const void* c
   if (barrier.missing <= 0) fail("mbarrier: more arrivals than it was initialised for, at " + source_place(code));
   if (worker_.races) worker_.races->release(current_thread->number, barrier.clock);
   barrier.missing_bytes += expected_bytes;
+  if (expected_bytes > 0) barrier.announced = code;
   --barrier.missing;
   complete_phase(barrier);
 }
@@ -73,6 +75,7 @@ void HopperUnits::wait(std::uint64_t* place, int parity, const void* code) {
     barrier.waiting.push_back(self.number);
     worker_.suspend();
   }
+  barrier.waited_for = barrier.phase;
   if (worker_.races) worker_.races->acquire(self.number, barrier.clock);
 }
 
@@ -248,6 +251,13 @@ void HopperUnits::check_return(const Thread& thread) const {
   const Warpgroup& group = warpgroups_[thread.number / warpgroup_threads];
   if (!group.products.empty())
     fail("a thread returned with a wgmma product under way that was never waited for, started at " + source_place(group.products[0].code));
+}
+
+std::string HopperUnits::forgotten() const {
+  for (const auto& [place, barrier] : barriers_)
+    if (barrier.announced && (barrier.waited_for < barrier.phase || barrier.missing_bytes != 0))
+      return "nobody waited for the data announced to an mbarrier at " + source_place(barrier.announced);
+  return "";
 }
 
 // ---- what kernels call

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "kernels/simt/instructions.h"
@@ -29,12 +30,15 @@ class HopperUnits {
   void wait_products(int warpgroup, int pending);
 
   void check_return(const Thread& thread) const;
+  std::string forgotten() const;  // at the end of the block: what was never waited for, "" if nothing
 
  private:
   struct Barrier {
     int arrivals, missing;  // per phase, in this phase
     std::int64_t missing_bytes;
-    std::uint32_t phase;  // completed so far
+    std::uint32_t phase;       // completed so far
+    std::uint32_t waited_for;  // of those
+    const void* announced;     // where bytes were announced last
     RaceChecker::Clock clock;
     std::vector<std::uint32_t> waiting;  // threads
   };

@@ -42,6 +42,7 @@ GOAT_SIMT_INLINE void simulated_ldmatrix(std::uint32_t (&r)[4], const void* row,
 void simulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);
 void simulated_copy_async_commit();
 void simulated_copy_async_wait(int pending);
+void simulated_state_dynamic_shared(std::size_t bytes);
 
 // ---- bar.sync, bar.arrive: barrier `id` (1 to 15) for `threads` threads, a multiple of 32
 

@@ -1,6 +1,7 @@
 // enqueue(): checks what a GPU would refuse, deals the blocks out to host threads, and turns failures into exceptions.
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -58,23 +59,14 @@ cpu_set_t allowed_processors() {
 // Host threads that stay, each bound to a processor: unbound ones were seen to share one for many launches.
 class HostThreads {
  public:
-  ~HostThreads() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
   // `count` of them take part; one launch at a time.
   void run(Launch& launch, int count) {
     const std::lock_guard one_launch(launching_);
     std::unique_lock lock(mutex_);
-    while (static_cast<int>(threads_.size()) < count) threads_.emplace_back([this, number = static_cast<int>(threads_.size())] { serve(number); });
+    for (; threads_ < count; ++threads_) std::thread([this, number = threads_] { serve(number); }).detach();
     launch_ = &launch;
     wanted_ = count;
-    busy_ = static_cast<int>(threads_.size());
+    busy_ = threads_;
     ++generation_;
     wake_.notify_all();
     done_.wait(lock, [&] { return busy_ == 0; });
@@ -101,8 +93,7 @@ class HostThreads {
     bind_to_processor(number);
     std::unique_lock lock(mutex_);
     for (std::uint64_t served = 0;;) {
-      wake_.wait(lock, [&] { return stop_ || (generation_ != served && launch_); });
-      if (stop_) return;
+      wake_.wait(lock, [&] { return generation_ != served && launch_; });
       served = generation_;
       Launch& launch = *launch_;
       if (number < wanted_) {
@@ -116,16 +107,22 @@ class HostThreads {
 
   std::mutex launching_, mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> threads_;
   Launch* launch_ = nullptr;
   std::uint64_t generation_ = 0;
-  int busy_ = 0, wanted_ = 0;
-  bool stop_ = false;
+  int threads_ = 0, busy_ = 0, wanted_ = 0;
 };
 
+// Never destroyed: they end with the process. A child that was forked has none of its parent's threads and begins anew.
 HostThreads& host_threads() {
-  static HostThreads threads;
-  return threads;
+  static std::mutex mutex;
+  static HostThreads* threads = nullptr;
+  static pid_t owner = 0;
+  const std::lock_guard lock(mutex);
+  if (owner != getpid()) {
+    threads = new HostThreads;
+    owner = getpid();
+  }
+  return *threads;
 }
 
 int processors_of_this_process() {

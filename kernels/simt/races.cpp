@@ -1,6 +1,7 @@
 #include "kernels/simt/races.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "kernels/simt/device_memory.h"
@@ -112,8 +113,11 @@ void RaceChecker::atomic_passes_on(const void* place) {
 
 void RaceChecker::plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write, bool aligned, const void* code) {
   const bool misaligned = aligned && reinterpret_cast<std::uintptr_t>(place) % bytes != 0;
-  if (misaligned && (worker_.shared.contains(place) || DeviceMemory::instance().contains(place, 1)))
+  if (misaligned && (worker_.shared.contains(place) || DeviceMemory::instance().contains(place, 1))) {
     report("misaligned access", place, thread, code, -1, nullptr);
+    std::fprintf(stderr, "simt: misaligned access of %zu bytes: %s, at %s\n", bytes, describe(place).c_str(),
+                 source_place(code).c_str());  // it may end the program
+  }
   access(thread, place, bytes, write ? Access::write : Access::read, code);
 }
 

@@ -52,7 +52,11 @@ std::uint64_t block_in_order(std::uint64_t linear, std::uint64_t blocks, Order o
 
 void record_failure(Worker& worker, const std::string& text) {
   const std::lock_guard lock(worker.launch->mutex);
-  if (worker.launch->report.empty()) worker.launch->report = "block " + index_text(worker.block.index) + ": " + text;
+  Launch& launch = *worker.launch;
+  if (launch.failure_reported) return;
+  launch.failure_reported = true;
+  const std::string races = launch.report.empty() ? "" : "\n" + launch.report;
+  launch.report = "block " + index_text(worker.block.index) + ": " + text + races;
 }
 
 void fail(const std::string& text) {
@@ -62,6 +66,11 @@ void fail(const std::string& text) {
 }
 
 void trap(const char* file, int line) { fail("__trap() at " + source_place(file, line)); }
+
+void simulated_state_dynamic_shared(std::size_t bytes) {
+  if (const std::size_t launched = current_worker->launch->shared_bytes; launched != bytes)
+    fail(formatted("the kernel states %zu bytes of dynamic shared memory, its launch has %zu", bytes, launched));
+}
 
 void misaligned_access(const void* place, std::size_t bytes, const void* code) {
   fail(formatted("misaligned access: %zu bytes at the address %p, at %s", bytes, place, source_place(code).c_str()));
@@ -142,10 +151,10 @@ void Worker::run_block(std::uint64_t linear) {
   current_thread = nullptr;
   if (!block_failed) {
     const std::string overrun = shared.overrun();
-    if (!overrun.empty()) {
-      record_failure(*this, "shared memory: out of bounds, something was written behind " + overrun);
-      block_failed = true;
-    }
+    const std::string forgotten = hopper ? hopper->forgotten() : "";
+    if (!overrun.empty()) record_failure(*this, "shared memory: out of bounds, something was written behind " + overrun);
+    if (!forgotten.empty()) record_failure(*this, forgotten);
+    block_failed = !overrun.empty() || !forgotten.empty();
   } else {
     fibers->restart_all();
   }
@@ -231,6 +240,7 @@ void Worker::deadlock() {
     uint3 first{};
   };
   std::map<std::string, Group> groups;
+  bool in_collectives = false;
   for (const Thread& thread : threads) {
     std::string state = "have returned";
     if (!thread.finished) switch (thread.waiting) {
@@ -241,6 +251,7 @@ void Worker::deadlock() {
         case Waiting::for_mbarrier: state = "wait for the mbarrier at " + source_place(thread.code); break;
         case Waiting::nowhere: state = "do not wait"; break;
       }
+    in_collectives |= !thread.finished && thread.waiting == Waiting::in_collective;
     Group& group = groups[state];
     if (group.count++ == 0) group.first = thread.index;
   }
@@ -248,7 +259,7 @@ void Worker::deadlock() {
   for (const auto& [state, group] : groups)
     text += formatted("%s %u threads (the first is %s) ", text.empty() ? "" : ";", group.count, index_text(group.first).c_str()) + state;
   current_thread = nullptr;
-  fail("deadlock:" + text);
+  fail((in_collectives ? "deadlock, warp divergence:" : "deadlock:") + text);
 }
 
 void Worker::make_all_ready() {

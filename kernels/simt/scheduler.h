@@ -31,7 +31,8 @@ struct Launch {
   std::atomic<std::uint64_t> next_block{0};
   std::atomic<bool> failed{false};
   std::mutex mutex;
-  std::string report;  // the first failure, or the races
+  std::string report;  // the first failure, and the races
+  bool failure_reported = false;
 };
 
 // Lanes of a warp that meet. Several may be under way, with masks that overlap: a lane goes from one to the next.

@@ -25,10 +25,13 @@ void shuffle_indexed(void** argument, std::uint32_t mask);
 void shuffle_xor(void** argument, std::uint32_t mask);
 void shuffle_down(void** argument, std::uint32_t mask);
 void shuffle_up(void** argument, std::uint32_t mask);
+[[noreturn]] void bad_shuffle_width(int width);
 
 template <class T>
 __attribute__((always_inline)) inline T shuffle(Collective operation, unsigned mask, T value, int parameter, int width, int line) {
   static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  if (width < 1 || width > 32 || (width & (width - 1)) != 0) [[unlikely]]
+    bad_shuffle_width(width);
   Shuffle exchange{0, 0, parameter, width};
   std::memcpy(&exchange.bits, &value, sizeof value);
   collective(mask, operation, &exchange, line);
