@@ -206,14 +206,14 @@ def copies(rows, shape):
 
 def kernel_counts(form, shape):
     """The loop's body with and without a mask; before it the copies of the block's own rows and of the first step's. With dQ, S K of a step is formed
-    in the next one: in both bodies and after the loop, and the first step is a third body without it."""
+    in the next one: in both bodies and after the loop."""
     own = {"forward": shape["queries"], "backward_keys": 2 * shape["keys"], "backward_queries": 2 * shape["queries"]}[form.walk]
     step = step_counts(form.walk, shape)
     counts = step + step + Counter({COPY: copies(own, shape) + step[COPY]})
     if form.adds_dq:  # a warp takes 16 queries and D/2 coordinates, over all keys
         n, columns = shape["keys"] // 16, shape["D"] // 32
         product = Counter({MMA: 2 * n * columns, TRANSPOSED: n * (1 + columns)})
-        counts += step + product + product + product
+        counts += product + product + product
     return counts
 
 

@@ -9,7 +9,8 @@
 // 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory, and no atomics.
 //
 // deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, 5 products; two small steps zero it before and
-// convert it after. Bytes of the workspace: 4 B H T_q D, zeroed, added to once by each of the ceil(T_k / keys) blocks (half of them if causal), read.
+// convert it after. Bytes of the workspace: 4 B H T_q D (T_q rounded up to tiles of 64), zeroed, added to once by each of the ceil(T_k / keys) blocks
+// (half of them if causal), read. It lies as the accumulators do (DqSums), so that a warp adds 512 bytes without gaps at a time.
 // Where shared memory does not suffice (d_h > 64 on sm_86, sm_89, sm_120) the deterministic form runs.
 //
 // Positional lanes are ordinary coordinates; their gradients leave from the fp32 accumulators, and zeros stand in their place in dq and dk.
@@ -52,8 +53,8 @@ __global__ void __launch_bounds__(delta_threads) attention_delta_kernel(const Ba
 
 constexpr int finish_threads = 256;
 
-// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive bytes or four times 16; D / 8 neighbouring
-// threads write 2 D consecutive bytes.
+// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive bytes or four times 16; D / 8
+// neighbouring threads write 2 D consecutive bytes.
 template <int D>
 __global__ void __launch_bounds__(finish_threads)
     attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum, std::int64_t count) {
@@ -93,8 +94,7 @@ __global__ void __launch_bounds__(finish_threads)
 template <class Allocate>
 void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream, Allocate allocate) {
   with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-    const std::int64_t elements =
-        static_cast<std::int64_t>(batch) * arguments.heads * DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
+    const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads * DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
     const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
     auto* dq_sum = static_cast<float*>(allocate(bytes));
     runtime::set_zero(dq_sum, bytes, stream);

@@ -13,17 +13,19 @@
 // A step of `queries` queries for each warp, q = warp_queries, t = key_tiles:
 //   mma           2 t (q/8) (D/16)  +  2 t (q/16) (D/8)             S^T and dP^T, dV and dK
 //   ldmatrix.x4   2 (t + q/16) (D/16)  +  2 (q/16) (D/16)
-//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4, 2 barriers a step
+//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4, and D/16 16-byte
+//     reductions a thread (4 D queries bytes a block), which come with the step after: S has two places in shared memory, and the one barrier a step
+//     makes it visible
 //   copies        4 queries D bytes a block; 16-byte cp.async: queries D / (4 threads) a thread
 // Instructions of the kernel: the step twice, with and without a mask, and the copies of K and V (keys D / (4 threads)) and of the first Q and dO.
-// With dQ the step stands there a third time, the first one without a dQ before it, and the products for dQ three times: in two of the steps and
-// after the last. test/test_cuda_sass.py counts them in the machine code.
+// With dQ, its products stand there three times: in both steps, for the step before, and after the last. test/test_cuda_sass.py counts them in the
+// machine code.
 //   D = 32: HMMA 128, LDSM 48, LDGSTS 10
-//   D = 32, with dQ: HMMA 240, LDSM 120, LDGSTS 12
+//   D = 32, with dQ: HMMA 176, LDSM 96, LDGSTS 10
 //   D = 64: HMMA 256, LDSM 96, LDGSTS 20
-//   D = 64, with dQ: HMMA 480, LDSM 216, LDGSTS 24
+//   D = 64, with dQ: HMMA 352, LDSM 168, LDGSTS 20
 //   D = 128, large_shared: HMMA 512, LDSM 288, LDGSTS 40
-//   D = 128, large_shared, with dQ: HMMA 960, LDSM 552, LDGSTS 48
+//   D = 128, large_shared, with dQ: HMMA 704, LDSM 408, LDGSTS 40
 //   D = 128, small_shared: HMMA 256, LDSM 160, LDGSTS 32
 #include <algorithm>
 
@@ -264,11 +266,12 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
   if constexpr (compiled_for<family>) {
     using Shape = BackwardKeysTraits<D, family>;
     constexpr int keys = Shape::keys, queries = Shape::queries;
+    state_dynamic_shared<Shape::shared_bytes + (deterministic ? 0 : 2 * Shape::ds_bytes)>();
     bf16* const k_tile = dynamic_shared<bf16>();
     bf16* const v_tile = k_tile + keys * D;
     bf16* const query_tiles = v_tile + keys * D;                                         // 2 x (Q, dO)
     float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
-    bf16* const ds_tiles = reinterpret_cast<bf16*>(query_terms + 4 * queries);  // 2
+    bf16* const ds_tiles = reinterpret_cast<bf16*>(query_terms + 4 * queries);           // 2
 
     const Place<Shape> place(static_cast<int>(threadIdx.x));
     const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
@@ -316,6 +319,8 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     const auto workspace_tile = [&](int step) {
       return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
     };
+    // The next step's terms come and go at the beginning of a step, where fewest registers are in use; with the prior ptxas spills less otherwise.
+    constexpr bool early_terms = !deterministic && !prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
       multiply_ds<Shape>(dq, ds_tile_of(step), k_tile);
@@ -324,10 +329,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
       __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
-      if (!deterministic && step > first) fetch_terms(step - 1);
+      if (early_terms && step > first) fetch_terms(step - 1);
       if (!deterministic && step + 1 < steps) add_dq(step + 1);  // S of the step before has become visible with the barrier
       if (step > first) load(step - 1, std::false_type{});
-      if (!deterministic && step > first) store_terms(step - 1);
+      if (early_terms && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
       const typename Tile<D>::Lanes lanes(lane);
       bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
@@ -350,11 +355,11 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) ds[t][n][i] *= p[t][n][i];
       if constexpr (prior) add_prior<Shape>(sums, ds, first_lag);
-      if (deterministic && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
-      multiply_packed<D>(sums.dv, p, dout_tile, warp_query, lanes);
+      if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
       if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
+      multiply_packed<D>(sums.dv, p, dout_tile, warp_query, lanes);
       multiply_packed<D>(sums.dk, ds, q_tile, warp_query, lanes);
-      if (deterministic && step > first) store_terms(step - 1);
+      if (!early_terms && step > first) store_terms(step - 1);
     };
 
     Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),

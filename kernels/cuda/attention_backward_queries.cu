@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
   if constexpr (compiled_for<family>) {
     using Shape = BackwardQueriesTraits<D, family>;
     constexpr int keys = Shape::keys, queries = Shape::queries;
+    state_dynamic_shared<Shape::shared_bytes>();
     bf16* const q_tile = dynamic_shared<bf16>();
     bf16* const dout_tile = q_tile + queries * D;
     bf16* const key_tiles = dout_tile + queries * D;  // 2 x (K, V)

@@ -53,7 +53,7 @@ struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 
 
 // Backward, the pass over keys: a block owns `keys` rows of K and V and walks over the queries, `queries` at a time. Its warps stand in a grid of
 // key_warps (16 * key_tiles keys each) by query_warps (warp_queries each).
-// Shared memory: K, V, two pairs of Q and dO tiles, (lse, delta) of two tiles of queries, and dS^T for the form that adds up dQ.
+// Shared memory: K, V, two pairs of Q and dO tiles, (lse, delta) of two tiles of queries, and two tiles of dS^T for the form that adds up dQ.
 template <int D, int key_rows, int query_rows, int key_warp_count, int query_warp_count>
 struct BackwardKeysShape {
   static constexpr int head_dim = D, keys = key_rows, queries = query_rows, key_warps = key_warp_count, query_warps = query_warp_count;
@@ -78,17 +78,17 @@ struct BackwardQueriesShape {
 };
 
 // 8 warps, one block a multiprocessor, up to 255 registers. Bytes spilled (ptxas 13.0): the default form none for D <= 64, at most 20 for D = 128.
-// The form with dQ: none for D = 32; D = 64: sm_80 none, sm_86 88, sm_90a 36, sm_120 8; D = 128: at most 100.
+// The form with dQ: none for D <= 64, but with the prior at D = 64 sm_80 24, sm_86 36, sm_90a 8; D = 128: at most 104.
 template <int D, Family family>
 struct BackwardKeysTraits;
 template <Family family>
-struct BackwardKeysTraits<32, family> : BackwardKeysShape<32, 128, 64, 4, 2> {};  // 128 accumulators, 33 KiB (49 with dQ)
+struct BackwardKeysTraits<32, family> : BackwardKeysShape<32, 128, 64, 4, 2> {};  // 128 accumulators, 33 KiB (65 with dQ)
 template <Family family>
-struct BackwardKeysTraits<64, family> : BackwardKeysShape<64, 128, 64, 4, 2> {};  // 192 accumulators, 65 KiB (81 with dQ)
+struct BackwardKeysTraits<64, family> : BackwardKeysShape<64, 128, 64, 4, 2> {};  // 192 accumulators, 65 KiB (97 with dQ)
 template <>
-struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 128, 64, 8, 1> {};  // 192 accumulators, 129 KiB (145 with dQ)
+struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 128, 64, 8, 1> {};  // 192 accumulators, 129 KiB (161 with dQ)
 template <>
-struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};  // 160 accumulators, 97 KiB (105 with dQ: too much)
+struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};  // 160 accumulators, 97 KiB (113 with dQ: too much)
 
 // Up to 255 registers. Spills: none for D <= 64; D = 128 stores at most 44 bytes (sm_120, with a slope).
 template <int D, Family family>

@@ -85,8 +85,8 @@ struct WarpReduction {
 
   static __device__ __forceinline__ void add(float* to, const float (&values)[4], int lane) {
 #if !GOAT_SIMT && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to + place(lane, 0))), "f"(values[0]),
-                 "f"(values[1]), "f"(values[2]), "f"(values[3])
+    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to + place(lane, 0))), "f"(values[0]), "f"(values[1]),
+                 "f"(values[2]), "f"(values[3])
                  : "memory");
 #else
 #pragma unroll
