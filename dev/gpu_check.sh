@@ -54,9 +54,10 @@ if command -v compute-sanitizer >/dev/null; then
   section racecheck 70 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16]"
   unset GOAT_TEST_REDUCED
 fi
-section train 60 "$bin/train_gpt_goat" --config copy_mixture --device cuda --set model.precision=fp32 --set train.steps=40 --out "$work/run"
+section train 60 "$bin/train_gpt_goat" --config copy_mixture --device cuda --set model.precision=fp32 --set train.steps=200 --set train.warmup=20 --out "$work/run"
 
-python3 - "$work" "$out" <<'PYTHON'
+commit=$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty --abbrev=12)
+python3 - "$work" "$out" "$commit" <<'PYTHON'
 import datetime, json, pathlib, subprocess, sys
 work, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 def run(*command):
@@ -64,7 +65,7 @@ def run(*command):
     except Exception as problem: return f"not available: {problem}"
 result = {
     "date": datetime.date.today().isoformat(),
-    "commit": run("git", "rev-parse", "HEAD"),
+    "commit": sys.argv[3],
     "gpu": run("nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"),
     "command": "dev/gpu_check.sh",
 }

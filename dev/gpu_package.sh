@@ -16,4 +16,5 @@ strip "$bin/kernel_tests" "$bin/gpu_kernels" "$bin/train_gpt_goat"
 # Every library but those of the C runtime and the compiler, which are newer or equal wherever CUDA 13 runs.
 ldd "$bin"/{kernel_tests,gpu_kernels,train_gpt_goat} | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cublasLt)\.so' | xargs -I{} cp -L {} "$bin/lib/"
+git describe --always --dirty --abbrev=12 >"$bin/commit"
 du -sh "$bin"

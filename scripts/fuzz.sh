@@ -15,17 +15,35 @@ declare -A sources=(
   [shard]="data/shard.cpp data/shard_source.cpp"
 )
 
-for target in "${!sources[@]}"; do
+build() {
   # shellcheck disable=SC2086  # the list is meant to split
-  clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. "test/fuzz/fuzz_$target.cpp" ${sources[$target]} \
-    -lxxhash -lpthread -o "$out/$target"
-done
+  clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. "test/fuzz/fuzz_$1.cpp" ${sources[$1]} \
+    -lxxhash -lpthread -o "$out/$1"
+}
+fuzz() {
+  mkdir -p "$out/grown/$1"
+  "$out/$1" -max_total_time="$seconds" -max_len=8192 -timeout=10 -print_final_stats=1 -artifact_prefix="$out/$1-" "$out/grown/$1" "test/fuzz/corpus/$1" \
+    >"$out/$1.log" 2>&1
+}
+
+# All at once, as many at a time as there are cores.
+at_once=$(nproc)
+each() {  # each COMMAND: runs it for every target, fails if one fails
+  local pids=() status=0
+  for target in config safetensors manifest shard; do
+    while (($(jobs -rp | wc -l) >= at_once)); do sleep 0.2; done
+    "$1" "$target" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  return "$status"
+}
+each build
 status=0
+each fuzz || status=$?
 for target in config safetensors manifest shard; do
-  mkdir -p "$out/grown/$target"
-  if "$out/$target" -max_total_time="$seconds" -max_len=8192 -timeout=10 -print_final_stats=1 -artifact_prefix="$out/$target-" \
-    "$out/grown/$target" "test/fuzz/corpus/$target" >"$out/$target.log" 2>&1; then
-    echo "fuzz $target: $(sed -n 's/stat::number_of_executed_units: *//p' "$out/$target.log") executions in $seconds s, no fault"
+  if runs=$(sed -n 's/stat::number_of_executed_units: *//p' "$out/$target.log") && [[ -n $runs ]] && ! grep -q 'ERROR: \|SUMMARY: ' "$out/$target.log"; then
+    echo "fuzz $target: $runs executions in $seconds s, no fault"
   else
     echo "fuzz $target: FAULT"
     tail -40 "$out/$target.log"

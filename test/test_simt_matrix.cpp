@@ -11,8 +11,6 @@ using namespace goat::test;
 namespace goat::GOAT_TARGET {
 namespace {
 
-constexpr unsigned full = 0xFFFFFFFFu;
-
 // d (16x8) = a (16x16) b (16x8), through ldmatrix: a by rows, b by its transposed form. `stride` of the rows in elements.
 __global__ void small_product(const bf16* a, const bf16* b, float* d, int stride) {
   bf16* tile = dynamic_shared<bf16>();

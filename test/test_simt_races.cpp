@@ -11,8 +11,6 @@ using namespace goat::test;
 namespace goat::GOAT_TARGET {
 namespace {
 
-constexpr unsigned full = 0xFFFFFFFFu;
-
 enum class Race {
   none,
   no_barrier,         // between writing and reading shared memory

@@ -91,7 +91,7 @@ void FiberPool::place_stack(Fiber& fiber) {
       char* memory = static_cast<char*>(map(bytes + huge_page));
       mappings_.push_back({memory, bytes + huge_page});
       // The first stack has mapped memory below it too: an overflow is found by its traces, not by a crash.
-      slab_ = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory) / huge_page + 1) * huge_page);
+      slab_ = memory + (huge_page - reinterpret_cast<std::uintptr_t>(memory) % huge_page);
       slab_bytes_ = bytes;
       madvise(slab_, bytes, MADV_HUGEPAGE);
     }

@@ -179,7 +179,8 @@ void HopperUnits::multiply(Product& product) {
       if (!product.a_in_registers) {
         a[i][k] = operand(first.a_descriptor, i, k, false);
       } else {
-        const std::uint32_t pair = product.parts[static_cast<std::size_t>(i / 16 * 32 + i % 8 * 4 + k % 8 / 2)].a[i % 16 / 8 + k / 8 * 2];
+        const int thread = i / 16 * 32 + i % 8 * 4 + k % 8 / 2;
+        const std::uint32_t pair = product.parts[static_cast<std::size_t>(thread)].a[i % 16 / 8 + k / 8 * 2];
         a[i][k] = std::bit_cast<float>(k % 2 ? pair & 0xFFFF0000u : pair << 16);
       }
     }

@@ -51,8 +51,8 @@ std::vector<Frame> frames_at(const void* code) {
     frame.function = line;
     if (!std::fgets(line, sizeof line, pipe)) break;
     frame.place = line;
-    frame.function.erase(frame.function.find_last_not_of("\n") + 1);
-    frame.place.erase(frame.place.find_last_not_of("\n") + 1);
+    frame.function.erase(frame.function.find_last_not_of('\n') + 1);
+    frame.place.erase(frame.place.find_last_not_of('\n') + 1);
     frame.place.resize(std::min(frame.place.size(), frame.place.find(" (disc")));
     frames.push_back(frame);
   }

@@ -124,7 +124,7 @@ struct Worker {
     if (!warps[current_warp].ready || (order == Order::random && (random() & 7) == 0)) current_warp = pick(ready_warps);
     Warp& warp = warps[current_warp];
     const unsigned lane = pick(warp.ready);
-    warp.ready &= ~(1u << lane);
+    warp.ready &= ~(1u << lane);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): a ready warp has a ready lane
     if (!warp.ready) ready_warps &= ~(1u << current_warp);
     return &threads[current_warp * 32 + lane];
   }
