@@ -106,10 +106,12 @@ def short_name(signature):
 def read_report(path, source):
     """The kernels of one OBJECT.kernels file, one for each architecture it was compiled for."""
     launches, kernels = {}, []
-    entry = kernel = None
+    target = entry = kernel = None
     for line in path.read_text().splitlines():
-        if match := re.match(r"(?:\.visible |\.weak )?\.entry (\w+)", line):
-            entry = launches.setdefault(match[1], {})
+        if match := re.match(r"\.target (\w+)", line):
+            target = match[1]
+        elif match := re.match(r"(?:\.visible |\.weak )?\.entry (\w+)", line):
+            entry = launches.setdefault((match[1], target), {})
         elif match := re.match(r"\.maxntid (\d+)(?:, (\d+), (\d+))?", line):
             entry["threads"] = math.prod(int(size) for size in match.groups() if size)
         elif match := re.match(r"\.minnctapersm (\d+)", line):
@@ -132,7 +134,7 @@ def read_report(path, source):
                 kernel.static_shared = int(match[1])
     for kernel, name in zip(kernels, demangled([kernel.symbol for kernel in kernels]), strict=True):
         kernel.name = name
-        for field, value in launches[kernel.symbol].items():
+        for field, value in launches[kernel.symbol, kernel.architecture].items():
             setattr(kernel, field, value)
     return kernels
 

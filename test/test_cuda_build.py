@@ -92,7 +92,11 @@ def test_planted_faults_are_seen():
 def test_a_report_is_read_in_full(tmp_path):
     report = tmp_path / "scale.cu.o.kernels"
     report.write_text(
-        """.extern .shared .align 1024 .b8 goat_dynamic_shared[];
+        """.target sm_80
+.visible .entry _Z5scaleIfEvPT_S1_l(
+.maxntid 32, 4, 1
+.target sm_90a
+.extern .shared .align 1024 .b8 goat_dynamic_shared[];
 .visible .entry _Z5scaleIfEvPT_S1_l(
 .maxntid 32, 4, 1
 .minnctapersm 4
@@ -100,6 +104,10 @@ def test_a_report_is_read_in_full(tmp_path):
 \tmov.u32 \t%r13, goat_dynamic_shared;
 .entry _Z5plainPf(
 ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z5scaleIfEvPT_S1_l' for 'sm_80'
+ptxas info    : Function properties for _Z5scaleIfEvPT_S1_l
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 4 registers, used 0 barriers
 ptxas info    : Compiling entry function '_Z5scaleIfEvPT_S1_l' for 'sm_90a'
 ptxas info    : Function properties for _Z5scaleIfEvPT_S1_l
     8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
@@ -110,8 +118,9 @@ ptxas info    : Function properties for _Z5plainPf
 ptxas info    : Used 10 registers, used 0 barriers
 """
     )
-    scale, plain = read_report(report, "scale.cu")
-    assert (scale.name, plain.name) == ("scale<float>", "plain")
+    empty, scale, plain = read_report(report, "scale.cu")
+    assert [(kernel.name, kernel.architecture) for kernel in (empty, scale, plain)] == [("scale<float>", "sm_80"), ("scale<float>", "sm_90a"), ("plain", "sm_90a")]
+    assert (empty.threads, empty.blocks, empty.dynamic_shared, empty.takes_dynamic_shared, empty.registers) == (128, None, None, False, 4)
     assert (scale.threads, scale.blocks, scale.dynamic_shared, scale.takes_dynamic_shared) == (128, 4, 1234, True)
     assert (scale.registers, scale.stack, scale.spill_stores, scale.spill_loads, scale.static_shared) == (18, 8, 16, 24, 2048)
     assert (plain.threads, plain.blocks, plain.dynamic_shared, plain.takes_dynamic_shared) == (None, None, None, False)

@@ -87,9 +87,10 @@ struct GradientRows {
   }
 };
 
+// One block is stated, else ptxas keeps to fewer registers than there are and spills (sm_120); registers and memory often hold two.
 // grid (B H, blocks of keys, the first first: most queries see them)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads) keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads) keys_kernel(const Ba
 
 // grid (B H, blocks of queries, the last first: they see most keys)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads) queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads, 1) queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;

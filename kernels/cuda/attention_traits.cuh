@@ -98,7 +98,7 @@ struct BackwardQueriesTraits<32, family> : BackwardQueriesShape<32, 128, 64, 4, 
 template <>
 struct BackwardQueriesTraits<64, Family::large_shared> : BackwardQueriesShape<64, 128, 64, 4, 2> {};  // 192 accumulators, 65 KiB
 template <>
-struct BackwardQueriesTraits<64, Family::small_shared> : BackwardQueriesShape<64, 128, 32, 4, 2> {};  // 128 accumulators, 49 KiB
+struct BackwardQueriesTraits<64, Family::small_shared> : BackwardQueriesShape<64, 128, 32, 4, 1> {};  // 128 accumulators, 49 KiB
 template <Family family>
 struct BackwardQueriesTraits<128, family> : BackwardQueriesShape<128, 128, 32, 4, 1> {};  // 192 accumulators, 97 KiB
 

@@ -17,7 +17,7 @@ status=$?
 about='^ptxas info|^ +[0-9]+ bytes (stack frame|cumulative stack)'
 grep -Ev "$about" "$object.kept/stderr" >&2
 {
-  grep -hE '^(\.visible |\.weak )?\.entry|^\.maxntid|^\.minnctapersm|^\.maxnreg|goat_dynamic_shared|// goat:' "$object.kept"/*.ptx
+  grep -hE '^\.target|^(\.visible |\.weak )?\.entry|^\.maxntid|^\.minnctapersm|^\.maxnreg|goat_dynamic_shared|// goat:' "$object.kept"/*.ptx
   grep -E "$about" "$object.kept/stderr"
 } >"$object.kernels" 2>/dev/null
 rm -rf "$object.kept"
