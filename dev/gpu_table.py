@@ -55,7 +55,7 @@ def print_kernels(check):
 def main():
     check = json.load(open(sys.argv[1]))
     print(f"# {check['gpu'].split(',')[0]}\n")
-    print(f"`{check['command']}` at {check['commit'][:10]}, {check['date']}, {check['gpu']}. From [the JSON]({sys.argv[1].split('/')[-1]}) by `dev/gpu_table.py`.\n")
+    print(f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}. From [the JSON]({sys.argv[1].split('/')[-1]}) by `dev/gpu_table.py`.\n")
     print("| part | result | seconds |\n|---|---|---|")
     for name in ("tests", "memcheck", "racecheck", "kernels", "torch", "train"):
         if name in check:
