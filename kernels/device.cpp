@@ -47,8 +47,8 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
   }
   if (name == "cuda") {
     if (auto device = open_cuda()) return device;
-    throw std::invalid_argument(has_cuda ? "--device cuda: no GPU answers; see nvidia-smi"
-                                         : "--device cuda: this build has no cuda device; install nvcc and build again");
+    throw std::invalid_argument(has_cuda ? "--device cuda: no GPU answers (nvidia-smi says more); --device cpu needs none"
+                                         : "--device cuda: this build has no cuda device; install nvcc and build again, or use --device cpu");
   }
   if (name == "auto") {
     if (auto device = open_cuda()) {

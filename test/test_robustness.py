@@ -173,6 +173,14 @@ def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binar
 
 
 def test_a_device_that_is_not_there_is_refused(run_binary, tmp_path):
-    for device in ("cuda", "simt"):
+    absent = ["tpu"] if shutil.which("nvidia-smi") else ["tpu", "cuda"]
+    for device in absent:
         result = run_binary("--config", "copy_mixture", "--device", device, "--out", tmp_path / "run", code=2)
         assert device in result.stderr and "cpu" in result.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_simulated_gpu_trains(run_binary, tmp_path):
+    few = ["--set", "train.steps=2", "--set", "train.warmup=1", "--set", "train.batch=1", "--set", "eval.batches=1"]
+    result = run_binary("--config", "copy_mixture", "--device", "simt", "--out", tmp_path / "run", *few)
+    assert "simt: the CUDA kernels, simulated" in result.stdout
