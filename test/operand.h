@@ -74,26 +74,26 @@ std::vector<double> rounded_to(DType dtype, std::vector<double> values);
 }  // namespace goat::test
 
 // CHECK that an fp32 result matches its float64 oracle.
-#define CHECK_FP32(got, want, ...)                                                           \
-  do {                                                                                       \
-    const std::string goat_mismatch = ::goat::test::mismatch_fp32(got, want, ##__VA_ARGS__); \
-    INFO(#got << ": " << goat_mismatch);                                                     \
-    CHECK(goat_mismatch.empty());                                                            \
+#define CHECK_FP32(got, want, ...)                                                                       \
+  do {                                                                                                   \
+    const std::string goat_mismatch = ::goat::test::mismatch_fp32(got, want __VA_OPT__(, ) __VA_ARGS__); \
+    INFO(#got << ": " << goat_mismatch);                                                                 \
+    CHECK(goat_mismatch.empty());                                                                        \
   } while (false)
 
 // CHECK that a bf16 result, or an fp32 one of bf16 products, matches its float64 oracle, which was computed from the rounded inputs.
-#define CHECK_BF16(got, want, ...)                                                           \
-  do {                                                                                       \
-    const std::string goat_mismatch = ::goat::test::mismatch_bf16(got, want, ##__VA_ARGS__); \
-    INFO(#got << ": " << goat_mismatch);                                                     \
-    CHECK(goat_mismatch.empty());                                                            \
+#define CHECK_BF16(got, want, ...)                                                                       \
+  do {                                                                                                   \
+    const std::string goat_mismatch = ::goat::test::mismatch_bf16(got, want __VA_OPT__(, ) __VA_ARGS__); \
+    INFO(#got << ": " << goat_mismatch);                                                                 \
+    CHECK(goat_mismatch.empty());                                                                        \
   } while (false)
 
 // CHECK that a result of a model dtype (f32 or bf16) matches its float64 oracle, which was computed from the rounded inputs.
-#define CHECK_MATCHES(dtype, got, want, ...)                                                                                  \
-  do {                                                                                                                        \
-    const std::string goat_mismatch = (dtype) == ::goat::DType::bf16 ? ::goat::test::mismatch_bf16(got, want, ##__VA_ARGS__)  \
-                                                                     : ::goat::test::mismatch_fp32(got, want, ##__VA_ARGS__); \
-    INFO(#got << ": " << goat_mismatch);                                                                                      \
-    CHECK(goat_mismatch.empty());                                                                                             \
+#define CHECK_MATCHES(dtype, got, want, ...)                                                                                              \
+  do {                                                                                                                                    \
+    const std::string goat_mismatch = (dtype) == ::goat::DType::bf16 ? ::goat::test::mismatch_bf16(got, want __VA_OPT__(, ) __VA_ARGS__)  \
+                                                                     : ::goat::test::mismatch_fp32(got, want __VA_OPT__(, ) __VA_ARGS__); \
+    INFO(#got << ": " << goat_mismatch);                                                                                                  \
+    CHECK(goat_mismatch.empty());                                                                                                         \
   } while (false)
