@@ -23,6 +23,33 @@ void require_keys(const Signature& s, bool causal) {
   s.require(s["T_k"] >= 1 || s["T_q"] == 0, "T_k >= 1", {"T_k"});
 }
 
+// What LayerNorm and RMSNorm share; binds N and C.
+template <class NormForward>
+void check_norm_forward(Signature& s, const NormForward& op) {
+  s.contiguous("x", op.x, model, {"N", "C"});
+  s.together("residual", op.residual, "sum", op.sum);
+  if (op.residual) {
+    s.contiguous("residual", op.residual, model, {"N", "C"});
+    s.contiguous("sum", op.sum, model, {"N", "C"});
+  }
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("out", op.out, model, {"N", "C"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+  require_positive(s, "eps", op.eps);
+}
+
+template <class NormBackward>
+void check_norm_backward(Signature& s, const NormBackward& op) {
+  s.contiguous("dout", op.dout, model, {"N", "C"});
+  s.contiguous("sum", op.sum, model, {"N", "C"});
+  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.contiguous("weight", op.weight, model, {"C"});
+  s.contiguous("dsum", op.dsum, model, {"N", "C"});
+  s.contiguous("dweight", op.dweight, model, {"C"});
+  s.require(s["C"] >= 1, "C >= 1", {"C"});
+}
+
 // q, k, v, slope and scale of both attention calls; binds B, T_q, T_k, H and d_h.
 template <class Attention>
 void check_attention_inputs(Signature& s, const Attention& op) {
@@ -51,58 +78,26 @@ void check(const EmbeddingBackward& op) {
 
 void check(const LayerNormForward& op) {
   Signature s("layernorm_forward");
-  s.contiguous("x", op.x, model, {"N", "C"});
-  s.together("residual", op.residual, "sum", op.sum);
-  if (op.residual) {
-    s.contiguous("residual", op.residual, model, {"N", "C"});
-    s.contiguous("sum", op.sum, model, {"N", "C"});
-  }
-  s.contiguous("weight", op.weight, model, {"C"});
+  check_norm_forward(s, op);
   s.contiguous("bias", op.bias, model, {"C"});
-  s.contiguous("out", op.out, model, {"N", "C"});
   s.contiguous("mean", op.mean, f32, {"N"});
-  s.contiguous("rstd", op.rstd, f32, {"N"});
-  s.require(s["C"] >= 1, "C >= 1", {"C"});
-  require_positive(s, "eps", op.eps);
 }
 
 void check(const LayerNormBackward& op) {
   Signature s("layernorm_backward");
-  s.contiguous("dout", op.dout, model, {"N", "C"});
-  s.contiguous("sum", op.sum, model, {"N", "C"});
+  check_norm_backward(s, op);
   s.contiguous("mean", op.mean, f32, {"N"});
-  s.contiguous("rstd", op.rstd, f32, {"N"});
-  s.contiguous("weight", op.weight, model, {"C"});
-  s.contiguous("dsum", op.dsum, model, {"N", "C"});
-  s.contiguous("dweight", op.dweight, model, {"C"});
   s.contiguous("dbias", op.dbias, model, {"C"});
-  s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
 void check(const RmsNormForward& op) {
   Signature s("rmsnorm_forward");
-  s.contiguous("x", op.x, model, {"N", "C"});
-  s.together("residual", op.residual, "sum", op.sum);
-  if (op.residual) {
-    s.contiguous("residual", op.residual, model, {"N", "C"});
-    s.contiguous("sum", op.sum, model, {"N", "C"});
-  }
-  s.contiguous("weight", op.weight, model, {"C"});
-  s.contiguous("out", op.out, model, {"N", "C"});
-  s.contiguous("rstd", op.rstd, f32, {"N"});
-  s.require(s["C"] >= 1, "C >= 1", {"C"});
-  require_positive(s, "eps", op.eps);
+  check_norm_forward(s, op);
 }
 
 void check(const RmsNormBackward& op) {
   Signature s("rmsnorm_backward");
-  s.contiguous("dout", op.dout, model, {"N", "C"});
-  s.contiguous("sum", op.sum, model, {"N", "C"});
-  s.contiguous("rstd", op.rstd, f32, {"N"});
-  s.contiguous("weight", op.weight, model, {"C"});
-  s.contiguous("dsum", op.dsum, model, {"N", "C"});
-  s.contiguous("dweight", op.dweight, model, {"C"});
-  s.require(s["C"] >= 1, "C >= 1", {"C"});
+  check_norm_backward(s, op);
 }
 
 void check(const LinearForward& op) {

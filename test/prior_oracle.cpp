@@ -118,11 +118,6 @@ std::vector<double> SinkMlp::key_bias(const std::vector<double>& features) const
 
 SinkMlp SinkMlp::absolute() const { return {test::absolute(w1), test::absolute(b1), test::absolute(w2), test::absolute(bump)}; }
 
-std::vector<double> absolute(std::vector<double> values) {
-  for (double& value : values) value = std::abs(value);
-  return values;
-}
-
 std::vector<double> numerical_gradient(std::vector<double>& parameters, double step, const std::function<double()>& loss) {
   std::vector<double> gradient;
   for (double& parameter : parameters) {

@@ -6,6 +6,8 @@
 #include <functional>
 #include <vector>
 
+#include "test/values.h"
+
 namespace goat::test {
 
 // A position of each row t: [T, A], A = 1 for sequences, 2 (y, x) for grids.
@@ -58,8 +60,6 @@ struct SinkMlp {
   // Without the signs: with features >= 0 it computes the sums of the absolute values of the terms.
   SinkMlp absolute() const;
 };
-
-std::vector<double> absolute(std::vector<double> values);
 
 // Central differences: d loss() / d parameters[i] for all i; parameters are what loss() reads, and are left as they were.
 std::vector<double> numerical_gradient(std::vector<double>& parameters, double step, const std::function<double()>& loss);

@@ -4,13 +4,16 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/values.h"
 
 using goat::Device;
 using goat::DType;
 using goat::LayerNormBackward;
 using goat::LayerNormForward;
+using goat::test::absolute;
 using goat::test::concatenated;
 using goat::test::Operand;
+using goat::test::plus;
 using goat::test::Rng;
 
 namespace {
@@ -79,16 +82,6 @@ double inner(const Values& a, const Values& b) {
   double total = 0;
   for (std::size_t i = 0; i < a.size(); ++i) total += a[i] * b[i];
   return total;
-}
-
-Values plus(Values a, const Values& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
-}
-
-Values absolute(Values values) {
-  for (double& value : values) value = std::abs(value);
-  return values;
 }
 
 // The operands of a backward call at a shape; the accumulated outputs hold what an earlier call left.

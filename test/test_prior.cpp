@@ -11,6 +11,7 @@
 #include "test/operand.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
+#include "test/values.h"
 #include "train/prior_setup.h"
 
 using namespace goat;
@@ -45,10 +46,6 @@ std::vector<HeadPrior> heads_of(const Operand& alpha, const Operand& beta, const
   return heads;
 }
 
-std::vector<double> plus(std::vector<double> a, const std::vector<double>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
-}
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------------------ Fourier table

@@ -5,11 +5,13 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/values.h"
 
 using goat::DType;
 using goat::SwigluBackward;
 using goat::SwigluForward;
 using goat::Tensor;
+using goat::test::absolute;
 using goat::test::concatenated;
 using goat::test::Operand;
 using goat::test::Rng;
@@ -33,7 +35,6 @@ Values product(Values a, const Values& b) {
   return a;
 }
 
-Values absolute(Values values) { return map(std::abs, std::move(values)); }
 Values dgate_of(const Values& dout, const Values& gate, const Values& up) { return product(product(dout, up), map(silu_derivative, gate)); }
 Values dgate_terms_of(const Values& dout, const Values& gate, const Values& up) {
   return absolute(product(product(dout, up), map(silu_derivative_terms, gate)));

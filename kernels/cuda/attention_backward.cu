@@ -2,9 +2,9 @@
 //   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>;   dv = p^T dout,  dk = scale S^T q,  dq = scale S k.
 //
 // Three kernels, all with sums in a fixed order (AttentionBackward::deterministic):
-//   attention_delta_kernel   delta
-//   attention_backward_keys  a block owns keys: dv, dk, and the prior's sums, from S in fp32
-//   attention_backward_queries  a block owns queries: dq
+//   attention_delta_kernel      delta
+//   attention_backward_queries  a block owns queries: dq. Rows of S sum to 0, but for what rounding out to bf16 put into delta: their sums correct it
+//   attention_backward_keys     a block owns keys: dv, dk, and the prior's sums, from S in fp32 with the corrected delta
 // dq needs sums over the keys, dk and dv over the queries. Each of the two passes sums over what it walks, at the price of forming S and dP twice:
 // 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory, and no atomics.
 //

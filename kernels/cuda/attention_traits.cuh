@@ -41,13 +41,13 @@ struct ForwardShape {
 template <>
 struct ForwardTraits<32, Family::large_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};  // 96 accumulators, 24 KiB
 template <>
-struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 49 KiB
+struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48 KiB
 template <>
-struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};  // 192 accumulators, 97 KiB
+struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};  // 192 accumulators, 96 KiB
 template <>
 struct ForwardTraits<32, Family::small_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};
 template <>
-struct ForwardTraits<64, Family::small_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 49 KiB
+struct ForwardTraits<64, Family::small_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48 KiB
 template <>
 struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 2, 1> {};  // 160 accumulators, 64 KiB
 
@@ -67,7 +67,7 @@ struct BackwardKeysShape {
 };
 
 // Backward, the pass over queries: a block owns `queries` rows of Q and dO, each warp 16 * row_tiles of them, and walks over the keys, `keys` at a
-// time. Shared memory: Q, dO, two pairs of K and V tiles, and (lse, delta) of the rows.
+// time. Shared memory: Q, dO, two pairs of K and V tiles, and (lse, delta, sum of S) of the rows.
 template <int D, int query_rows, int key_rows, int warp_count, int blocks>
 struct BackwardQueriesShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count, threads = 32 * warps;

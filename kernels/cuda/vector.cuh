@@ -24,11 +24,9 @@ struct alignas(16) Vector {
   static constexpr int size = 16 / sizeof(T);
   T element[size];
 
-  // `source` and `target` must be 16-byte aligned. Streaming accesses are for data that is not read again soon.
+  // `source` and `target` must be 16-byte aligned.
   static __device__ __forceinline__ Vector load(const T* source) { return of_bits(*reinterpret_cast<const uint4*>(source)); }
-  static __device__ __forceinline__ Vector load_streaming(const T* source) { return of_bits(__ldcs(reinterpret_cast<const uint4*>(source))); }
   __device__ __forceinline__ void store(T* target) const { *reinterpret_cast<uint4*>(target) = bits(); }
-  __device__ __forceinline__ void store_streaming(T* target) const { __stcs(reinterpret_cast<uint4*>(target), bits()); }
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(element[i]); }
   __device__ __forceinline__ void set(int i, float value) { element[i] = from_float<T>(value); }
