@@ -1,7 +1,6 @@
 #include "test/plain_bf16_attention.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <stdexcept>
 
@@ -13,11 +12,7 @@ namespace {
 using Index = std::int64_t;
 using Floats = std::vector<float>;
 
-float bf16(float value) {
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  bits += 0x7FFF + ((bits >> 16) & 1);
-  return std::bit_cast<float>(bits & 0xFFFF0000u);
-}
+float bf16(float value) { return static_cast<float>(rounded_to(DType::bf16, value)); }
 
 float dot(const float* a, const float* b, Index n) {
   float sum = 0;
