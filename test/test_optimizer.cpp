@@ -518,14 +518,17 @@ TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, an
   }
 }
 
-// The gradient of |w - target|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart.
+// The gradient of |w - 20|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart. All weights
+// start at least 12 below the minimum: near it the rounding of a parameter is as large as its gradient, and the two runs part for good reason.
 TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
     Rng rng(seed);
     const std::int64_t n = 300;
-    const Values start = Operand::normal(*device, rng, {n}, "start", 5).values();
+    std::uniform_real_distribution<double> up_to_8(-8, 8);
+    Values start(n);
+    for (double& value : start) value = up_to_8(rng);
     const auto run = [&](DType dtype, Rounding rounding) {
       const auto master = Operand::of(*device, start, {n}, "master"), param = Operand::of(*device, start, {n}, "param", dtype),
                  m = Operand::zeros(*device, {n}, "m"), v = Operand::zeros(*device, {n}, "v");
@@ -553,7 +556,7 @@ TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
         moved = std::max(moved, std::abs(want[i] - start[i]));
       }
       CHECK(moved > 1);
-      CHECK(worst < 0.01 * moved);
+      CHECK(worst < 0.001 * moved);
     }
   }
 }
