@@ -518,8 +518,9 @@ TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, an
   }
 }
 
-// The gradient of |w - 20|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart. All weights
-// start at least 12 below the minimum: near it the rounding of a parameter is as large as its gradient, and the two runs part for good reason.
+// The gradient of |w - 20|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart. All
+// weights start at least 12 below the minimum: near it the rounding of a parameter is as large as its gradient, and the two runs part for good
+// reason.
 TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = goat::open_device(name);

@@ -178,9 +178,9 @@ TEST_CASE("prior lanes forward: lanes match float64, content and values stay as 
       CHECK_MATCHES(dtype, query_modes, oracle.query_modes);
       CHECK_MATCHES(dtype, key_modes, oracle.key_modes);
       if (dtype == DType::f32) CHECK_FP32(key_bias, oracle.key_bias);
-      double worst = 0;  // two bf16 carry 16 bits and a sign
+      double worst = 0;  // two bf16 carry 16 bits and a sign; the fp32 value that they split has two roundings of its own
       for (std::size_t i = 0; i < key_bias.size(); ++i) worst = std::max(worst, std::abs(key_bias[i] / oracle.key_bias[i] - 1));
-      CHECK(worst <= 0x1p-17);
+      CHECK(worst <= 0x1p-17 + 0x1p-23);
     }
 }
 
