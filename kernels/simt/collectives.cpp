@@ -40,53 +40,64 @@ inline Rendezvous& meeting_of(Warp& warp, std::uint32_t mask) {
        source_place(first.code));
 }
 
-inline void end_meeting(Warp& warp, Rendezvous& meeting) {
+// Everybody is there: the last to arrive does the operation for all, and goes on.
+[[gnu::noinline]] void complete_meeting(Worker& worker, const Thread& self, Warp& warp, Rendezvous& meeting) {
+  ++worker.counters.collectives;
+  meeting.operation(warp.argument, meeting.mask);
   meeting.arrived = 0;
   warp.awaited = 0;
-  if (--warp.meetings == 0) [[likely]]
-    return;
-  for (const Rendezvous& other : warp.rendezvous)
-    if (other.arrived) warp.awaited |= other.mask;
+  if (--warp.meetings != 0) [[unlikely]]
+    for (const Rendezvous& other : warp.rendezvous)
+      if (other.arrived) warp.awaited |= other.mask;
+  worker.make_ready(self.warp, meeting.mask & ~(1u << self.lane));
+}
+
+inline void arrive(Worker& worker, Thread& self, Warp& warp, Rendezvous& meeting, void* argument) {
+  warp.argument[self.lane] = argument;
+  meeting.arrived |= 1u << self.lane;
+  if (meeting.arrived == meeting.mask) return complete_meeting(worker, self, warp, meeting);
+  self.waiting = Waiting::in_collective;
+  worker.suspend();
+}
+
+[[gnu::noinline]] void start_or_find_meeting(std::uint32_t mask, Collective operation, void* argument, int line) {
+  Worker& worker = *current_worker;
+  Thread& self = *current_thread;
+  Warp& warp = worker.warps[self.warp];
+  Rendezvous& meeting = meeting_of(warp, mask);
+  if (!(mask >> self.lane & 1)) fail_at_collective(worker, self, meeting, mask);
+  if (!meeting.arrived) {
+    if (mask & (warp.finished | ~warp.existing)) fail_at_collective(worker, self, meeting, mask);
+    meeting.mask = mask;
+    meeting.operation = operation;
+    meeting.line = line;
+    warp.awaited |= mask;
+    ++warp.meetings;
+  } else if (meeting.operation != operation || meeting.line != line) {
+    fail_at_collective(worker, self, meeting, mask);
+  }
+  arrive(worker, self, warp, meeting, argument);
 }
 
 }  // namespace
+
+// Nearly every call joins the meeting in rendezvous[0]. Tail calls alone, here and in suspend(), keep that path free of saved registers.
+void collective(std::uint32_t mask, Collective operation, void* argument, int line) {
+  Worker& worker = *current_worker;
+  Thread& self = *current_thread;
+  Warp& warp = worker.warps[self.warp];
+  Rendezvous& usual = warp.rendezvous[0];
+  self.code = __builtin_return_address(0);
+  if (usual.arrived && usual.mask == mask && (mask >> self.lane & 1) && usual.operation == operation && usual.line == line) [[likely]]
+    return arrive(worker, self, warp, usual, argument);
+  start_or_find_meeting(mask, operation, argument, line);
+}
 
 std::string place_that_awaits(const Worker& worker, const Thread& thread) {
   for (const Rendezvous& meeting : worker.warps[thread.warp].rendezvous)
     if (meeting.arrived && (meeting.mask >> thread.lane & 1))
       return source_place(worker.threads[thread.warp * 32u + static_cast<unsigned>(std::countr_zero(meeting.arrived))].code);
   return "an unknown place";
-}
-
-void collective(std::uint32_t mask, Collective operation, void* argument, int line) {
-  Worker& worker = *current_worker;
-  Thread& self = *current_thread;
-  Warp& warp = worker.warps[self.warp];
-  const std::uint32_t lane = 1u << self.lane;
-  self.code = __builtin_return_address(0);
-  Rendezvous& meeting = meeting_of(warp, mask);
-  if (!meeting.arrived) {
-    if (!(mask & lane) || (mask & (warp.finished | ~warp.existing))) [[unlikely]]
-      fail_at_collective(worker, self, meeting, mask);
-    meeting.mask = mask;
-    meeting.operation = operation;
-    meeting.line = line;
-    warp.awaited |= mask;
-    ++warp.meetings;
-  } else if (!(mask & lane) || meeting.operation != operation || meeting.line != line) [[unlikely]] {
-    fail_at_collective(worker, self, meeting, mask);
-  }
-  warp.argument[self.lane] = argument;
-  meeting.arrived |= lane;
-  if (meeting.arrived != mask) {
-    self.waiting = Waiting::in_collective;
-    worker.suspend();
-    return;
-  }
-  ++worker.counters.collectives;
-  operation(warp.argument, mask);
-  end_meeting(warp, meeting);
-  worker.make_ready(self.warp, mask & ~lane);
 }
 
 void synchronize_lanes(void**, std::uint32_t mask) {

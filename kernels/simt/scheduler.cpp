@@ -222,6 +222,17 @@ void Worker::finish_with_loose_ends(Thread& thread) {
   if (hopper) hopper->check_return(thread);
 }
 
+void Worker::begin(Fiber& from, Thread& next) {
+  next.fiber = fibers->take();
+  resume(from, next);
+}
+
+void Worker::suspend_for_late_copies() {
+  Thread& self = *current_thread;
+  Thread& next = *after_late_copies();
+  if (&next != &self) resume(*self.fiber, next);
+}
+
 Thread* Worker::after_late_copies() {
   Thread* next = nullptr;
   while (!next && hopper && hopper->land_one()) next = next_ready();

@@ -141,20 +141,21 @@ struct Worker {
 
   // Goes on with `next`, from a stack that will be returned to (or is free).
   void resume(Fiber& from, Thread& next) {
-    if (!next.fiber) next.fiber = fibers->take();
+    if (!next.fiber) [[unlikely]]
+      return begin(from, next);
     current_thread = &next;
     ++counters.switches;
     switch_fiber(from, *next.fiber);
   }
-  // The current thread waits until someone makes it ready.
+  // The current thread waits until someone makes it ready. Nothing but tail calls: no registers are saved until switch_fiber does.
   void suspend() {
-    Thread* self = current_thread;
-    if (static_cast<char*>(__builtin_frame_address(0)) < self->fiber->stack + FiberPool::reserve) [[unlikely]]
-      stack_overflow(*self);
-    Thread* next = next_ready();
-    if (!next) [[unlikely]]
-      next = after_late_copies();
-    if (next != self) resume(*self->fiber, *next);
+    Thread& self = *current_thread;
+    if (stack_pointer() < self.fiber->stack + FiberPool::reserve) [[unlikely]]
+      stack_overflow(self);
+    if (!ready_warps) [[unlikely]]
+      return suspend_for_late_copies();
+    Thread& next = *next_ready();
+    if (&next != &self) resume(*self.fiber, next);
   }
   void run_threads();  // the loop of every fiber
 
@@ -169,6 +170,8 @@ struct Worker {
       }
     }
   }
+  void begin(Fiber& from, Thread& next);
+  void suspend_for_late_copies();
   Thread* after_late_copies();  // TMA copies land when nobody can run; throws if that helps nobody
   [[noreturn]] void stack_overflow(const Thread& thread);
   [[noreturn]] void deadlock();
