@@ -254,6 +254,7 @@ struct AttentionForward {
 // With S_ij = p_ij (<dout_i, v_j> - <dout_i, out_i>) = dL/dz_ij, taken in fp32:
 // dq = scale S k, dk = scale S^T q, dv = p^T dout. The lanes (coordinates content_dim .. d_h) of dq and dk are written as zeros, so that the
 // gradient of the padded projection rows is exactly zero; what would stand there leaves in fp32 instead:
+// As rows of S add up to 0, (j - i') may be (j - r_i) in dslope, r_i any position near i': one key's share is then another, their sum the same.
 struct AttentionBackward {
   Tensor dq;         // strided [B, T_q, H, d_h]
   Tensor dk;         // strided [B, T_k, H, d_h]
@@ -261,7 +262,7 @@ struct AttentionBackward {
   Tensor dq_lanes;   // f32 [B, H, T_q, 2R]: dA_i = sum_j S_ij c_j, the first 2R lanes of S k; optional
   Tensor dk_lanes;   // f32 [B, H, T_k, 2R]: dC_j = sum_i S_ij a_i, the first 2R lanes of scale S^T q; optional
   Tensor dkey_bias;  // f32 [B, H, T_k]: dU_j = sum_i S_ij; optional
-  Tensor dslope;     // f32 [B, H, T_k]: sum_i S_ij (j - i'); optional
+  Tensor dslope;     // f32 [B, H, T_k]: a key's share of sum_ij S_ij (j - i'); optional
   Tensor delta;      // f32 [B, H, T_q], workspace: <dout_i, out_i>
   Tensor dout;       // [B, T_q, H, d_h]
   Tensor out;        // [B, T_q, H, d_h]

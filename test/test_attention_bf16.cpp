@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/plain_bf16_attention.h"
 #include "test/schedules.h"
+#include "test/values.h"
 
 #ifdef GOAT_HAS_SIMT
 #include "kernels/simt/options.h"
@@ -27,11 +28,19 @@ bool all_nan(const std::vector<double>& values) {
 
 struct References {
   AttentionOutputs want, plain;
+  std::vector<double> delta_errors;  // [B H]: sum_i |<dout_i, out_i> - what float64 gives|
 
   // `largest_logit` where logits are so large that their rounding, 2^-24 of them, is felt in p.
   References(const AttentionProblem& problem, const AttentionShape& shape, const SavedAttention& saved, double largest_logit)
       : want(attention_outputs(problem, shape.content_dim, shape.lanes)),
-        plain(plain_bf16_attention(problem, shape.content_dim, shape.lanes, saved)) {
+        plain(plain_bf16_attention(problem, shape.content_dim, shape.lanes, saved)),
+        delta_errors(shape.batch * shape.heads) {
+    for (std::size_t first = 0; first < problem.dout.size(); first += shape.head_dim) {
+      double delta_error = 0;
+      for (std::size_t n = first; n < first + shape.head_dim; ++n) delta_error += problem.dout[n] * (saved.out[n] - want.out.value[n]);
+      const Index row = static_cast<Index>(first) / shape.head_dim;
+      delta_errors[row / (shape.t_q * shape.heads) * shape.heads + row % shape.heads] += std::abs(delta_error);
+    }
     for (Summed* sum : {&want.out, &want.dq, &want.dk, &want.dv, &want.dq_lanes, &want.dk_lanes, &want.dkey_bias, &want.dslope})
       for (double& terms : sum->terms) terms *= 1 + largest_logit / 8;
     // slope (j - i') comes from slope (j - o) and slope (i' - o), o a position of the same tile.
@@ -43,7 +52,23 @@ struct References {
   static constexpr double tile = 128;
 };
 
-void check_outputs(const References& reference, const DeviceAttention& got) {
+// The gradient of the slope is what the keys' shares add up to. Rows of S add up to 0, so that lags may be counted to a query nearby, at most 32 rows
+// away; what rounding leaves of that 0 counts times the distance, and so does the error of delta where it is not corrected (not deterministic).
+void check_slope_gradient(const References& reference, const DeviceAttention& got, bool deterministic) {
+  constexpr double distance = 32;
+  const auto heads = static_cast<Index>(reference.delta_errors.size());  // of all sequences
+  const auto sums = [&](const std::vector<double>& values) { return sum_per_head(values, 1, heads); };
+  const std::vector<double> want = sums(reference.want.dslope.value);
+  std::vector<double> plain = sums(reference.plain.dslope.value);
+  for (std::size_t head = 0; !deterministic && head < plain.size(); ++head)
+    plain[head] = want[head] + std::abs(plain[head] - want[head]) + distance * reference.delta_errors[head];
+  std::vector<double> terms = sums(reference.want.dslope.terms);
+  const std::vector<double> bias_terms = sums(reference.want.dkey_bias.terms);
+  for (std::size_t head = 0; head < terms.size(); ++head) terms[head] += distance * bias_terms[head];
+  CHECK_BF16(sums(got.dslope.values()), want, terms, plain);
+}
+
+void check_outputs(const References& reference, const DeviceAttention& got, bool deterministic) {
   const AttentionOutputs &want = reference.want, &plain = reference.plain;
   CHECK_BF16(got.out.values(), want.out.value, want.out.terms, plain.out.value);
   CHECK_BF16(got.lse.values(), want.lse.value, want.lse.terms, plain.lse.value);
@@ -53,7 +78,7 @@ void check_outputs(const References& reference, const DeviceAttention& got) {
   CHECK_BF16(got.dq_lanes.values(), want.dq_lanes.value, want.dq_lanes.terms, plain.dq_lanes.value);
   CHECK_BF16(got.dk_lanes.values(), want.dk_lanes.value, want.dk_lanes.terms, plain.dk_lanes.value);
   CHECK_BF16(got.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms, plain.dkey_bias.value);
-  CHECK_BF16(got.dslope.values(), want.dslope.value, want.dslope.terms, plain.dslope.value);
+  check_slope_gradient(reference, got, deterministic);
   got.dqkv.values();  // throws if something was written outside
   CHECK(all_nan(got.unused_gradients()));
 }
@@ -83,7 +108,7 @@ void check_problem(Device& device, const AttentionShape& shape, const AttentionP
     AttentionBackward op = on_device.backward_operation();
     op.deterministic = deterministic;
     device.run(op);
-    check_outputs(reference, on_device);
+    check_outputs(reference, on_device, deterministic);
   }
 }
 

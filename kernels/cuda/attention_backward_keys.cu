@@ -1,13 +1,15 @@
 // Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q, and for the prior dU_j = sum_i S_ij and
-// dslope_j = sum_i S_ij (j - i'), from S in fp32 before it is rounded for the matrix product.
+// dslope_j = sum_i S_ij (j - r_i), from S in fp32 before it is rounded for the matrix product. r_i is the middle of the queries which a warp takes in
+// the step of i: as rows of S add up to 0, sum_ij S_ij (r_i - i') is 0, and one sum a key and step gives both.
 //
 // A block owns a tile of keys of one head and walks over tiles of queries from the last one back to the diagonal, so that the tiles which need a
 // mask come last. It forms S^T = K Q^T and dP^T = V dO^T, keys in rows: the accumulators are then, as they are, the A operands of P^T dO and S^T Q.
 // K and V stay in shared memory; Q and dO, lse and delta of the next tile are fetched while this one is computed. Where two warps share keys and
 // halve the queries, their sums are added at the end, each pair in the same order.
 //
-// Logits are in base 2 relative to the block's first key: p = 2^(scale log2(e) <q,k> + slope2 (j - key0) - row_term_i), where slope2 = slope log2(e)
-// and row_term_i = lse_i log2(e) + slope2 (i' - key0): the large parts of a distant query's slope and log-sum-exp cancel in row_term.
+// Logits are relative to the block's first key: p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - key0)) - row_term_i), where
+// row_term_i = lse_i log2(e) + slope2 (i' - key0), slope2 = slope log2(e): the large parts of a distant query's slope and log-sum-exp cancel in
+// row_term. The accumulators of K Q^T begin at the slope's term, which is the same in every step.
 //
 // Bytes a block: K and V once, Q and dO once per block of keys that sees them, dK and dV once. FLOPs a (query, key) pair: 8 D, or 10 D with dQ.
 // A step of `queries` queries for each warp, q = warp_queries, t = key_tiles:
@@ -36,13 +38,16 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp.
+// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each has a quarter of the queries.
 template <class Shape>
 struct KeySums {
+  // With two tiles a thread has four keys, and each of the four lanes takes the sums of one of them, row 8 (lane%4) + lane/4; registers are short.
+  static constexpr bool one_key = Shape::key_tiles == 2;
+  static constexpr int prior_keys = one_key ? 1 : 2;
   float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
   float dv[Shape::key_tiles][Shape::head_dim / 8][4] = {};
-  float bias[Shape::key_tiles][2] = {};   // this thread's share of dU
-  float slope[Shape::key_tiles][2] = {};  // and of dslope
+  float bias[prior_keys] = {};  // dU, or this lane's share of it
+  float slope[prior_keys] = {};
 };
 
 // A warp's part of S^T or dP^T.
@@ -60,20 +65,16 @@ struct Place {
         warp_query(half * Shape::warp_queries) {}
 };
 
-// s becomes p. negative_row_terms: of this thread's first query on. slope2 (j - key0) of this thread's first key is first_key_term.
-template <class Shape, bool prior>
-__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms, float scale2, float slope2, float first_key_term) {
+// s becomes p. negative_row_terms: of this thread's first query on.
+template <class Shape>
+__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms, float scale2) {
 #pragma unroll
   for (int n = 0; n < Shape::warp_queries / 8; ++n) {
     const float2 row_terms = *reinterpret_cast<const float2*>(negative_row_terms + 8 * n);
 #pragma unroll
     for (int t = 0; t < Shape::key_tiles; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float row_term = i % 2 ? row_terms.y : row_terms.x;
-        const float key_term = prior ? fmaf(slope2, static_cast<float>(16 * t + 8 * (i / 2)), first_key_term) : 0.0f;
-        s[t][n][i] = exp2_approximate(fmaf(s[t][n][i], scale2, prior ? key_term + row_term : row_term));
-      }
+      for (int i = 0; i < 4; ++i) s[t][n][i] = exp2_approximate(fmaf(s[t][n][i], scale2, i % 2 ? row_terms.y : row_terms.x));
   }
 }
 
@@ -107,25 +108,31 @@ __device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negativ
   }
 }
 
-// With c = i - (this thread's first query): sum S (j - i') = (j - i'_first) sum S - sum S c, the sums over this step alone.
+// lag: (this thread's first key) - (position of the middle of the queries that the warp takes in this step).
 template <class Shape>
-__device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Shape>& ds, int first_lag) {
+__device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Shape>& ds, float lag) {
+  float sum[2 * Shape::key_tiles];
 #pragma unroll
-  for (int t = 0; t < Shape::key_tiles; ++t)
+  for (int row = 0; row < 2 * Shape::key_tiles; ++row) {
+    const auto& part = ds[row / 2];
+    const int half = 2 * (row % 2);
+    sum[row] = part[0][half] + part[0][half + 1];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = 0, weighted = 0;
+    for (int n = 1; n < Shape::warp_queries / 8; ++n) sum[row] += part[n][half], sum[row] += part[n][half + 1];
+  }
+  if constexpr (KeySums<Shape>::one_key) {
+    const int lane = opaque(static_cast<int>(threadIdx.x));
+    const bool odd = lane & 1, upper = lane & 2;
+    const float first = (odd ? sum[1] : sum[0]) + __shfl_xor_sync(all_lanes, odd ? sum[0] : sum[1], 1);
+    const float second = (odd ? sum[3] : sum[2]) + __shfl_xor_sync(all_lanes, odd ? sum[2] : sum[3], 1);
+    sum[0] = (upper ? second : first) + __shfl_xor_sync(all_lanes, upper ? first : second, 2);
+    lag += static_cast<float>((lane & 3) * 8);
+  }
 #pragma unroll
-      for (int n = 0; n < Shape::warp_queries / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float value = ds[t][n][2 * half + i];
-          sum += value;
-          weighted = fmaf(value, static_cast<float>(8 * n + i), weighted);
-        }
-      sums.bias[t][half] += sum;
-      sums.slope[t][half] += fmaf(static_cast<float>(first_lag + 16 * t + 8 * half), sum, -weighted);
-    }
+  for (int row = 0; row < KeySums<Shape>::prior_keys; ++row) {
+    sums.bias[row] += sum[row];
+    sums.slope[row] = fmaf(lag + static_cast<float>(8 * row), sum[row], sums.slope[row]);
+  }
 }
 
 // S^T to shared memory, rounded to bf16 as for dK.
@@ -231,30 +238,36 @@ __device__ __forceinline__ void finish_gradients(KeySums<Shape>& sums, bf16* til
 template <class Shape>
 __device__ __forceinline__ void finish_prior(KeySums<Shape>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys, int first_key,
                                              Place<Shape> place) {
+  constexpr bool one_key = KeySums<Shape>::one_key;
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
+  const bool writes = one_key || lane % 4 == 0;
+  const auto row_of = [&](int i) { return place.warp_key + 8 * (one_key ? lane % 4 : i) + lane / 4; };
+  float2 result[KeySums<Shape>::prior_keys];
 #pragma unroll
-  for (int i = 0; i < 2 * Shape::key_tiles; ++i)
+  for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) {
+    result[i] = make_float2(sums.bias[i], sums.slope[i]);
+    if constexpr (!one_key)
 #pragma unroll
-    for (int offset = 1; offset < 4; offset *= 2) {  // over the four lanes that share a key
-      sums.bias[i / 2][i % 2] += __shfl_xor_sync(all_lanes, sums.bias[i / 2][i % 2], offset);
-      sums.slope[i / 2][i % 2] += __shfl_xor_sync(all_lanes, sums.slope[i / 2][i % 2], offset);
-    }
+      for (int offset = 1; offset < 4; offset *= 2) {
+        result[i].x += __shfl_xor_sync(all_lanes, result[i].x, offset);
+        result[i].y += __shfl_xor_sync(all_lanes, result[i].y, offset);
+      }
+  }
   if constexpr (Shape::query_warps == 2) {
     __syncthreads();  // the last step's row terms are no longer read
-    if (place.half == 1 && lane % 4 == 0)
+    if (place.half == 1 && writes)
 #pragma unroll
-      for (int i = 0; i < 2 * Shape::key_tiles; ++i)
-        exchange[place.warp_key + 8 * i + lane / 4] = make_float2(sums.bias[i / 2][i % 2], sums.slope[i / 2][i % 2]);
+      for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) exchange[row_of(i)] = result[i];
     __syncthreads();
   }
-  if (place.half == 0 && lane % 4 == 0)
+  if (place.half == 0 && writes)
 #pragma unroll
-    for (int i = 0; i < 2 * Shape::key_tiles; ++i) {
-      const int row = place.warp_key + 8 * i + lane / 4;
+    for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) {
+      const int row = row_of(i);
       const float2 other = Shape::query_warps == 2 ? exchange[row] : make_float2(0, 0);
       if (first_key + row >= keys) continue;
-      if (dkey_bias) dkey_bias[first_key + row] = sums.bias[i / 2][i % 2] + other.x;
-      if (dslope) dslope[first_key + row] = sums.slope[i / 2][i % 2] + other.y;
+      if (dkey_bias) dkey_bias[first_key + row] = result[i].x + other.x;
+      if (dslope) dslope[first_key + row] = result[i].y + other.y;
     }
 }
 
@@ -271,12 +284,12 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     bf16* const v_tile = k_tile + keys * D;
     bf16* const query_tiles = v_tile + keys * D;                                         // 2 x (Q, dO)
     float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
-    bf16* const ds_tiles = reinterpret_cast<bf16*>(query_terms + 4 * queries);           // 2
+    float4* const slope_terms = reinterpret_cast<float4*>(query_terms + 4 * queries);
+    bf16* const ds_tiles = reinterpret_cast<bf16*>(slope_terms + keys / 2);  // 2
 
     const Place<Shape> place(static_cast<int>(threadIdx.x));
     const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
     const int offset = arguments.keys - arguments.queries;  // i' - i
-    const auto slope2_now = [&] { return prior && arguments.slope ? arguments.slope[block_index_now(1)] * log2_e : 0.0f; };
 
     // Steps [full, steps) need no mask; steps below `first` see none of these keys.
     const int steps = (arguments.queries + queries - 1) / queries;
@@ -310,7 +323,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       if (thread >= queries) return;
       float* to = query_terms + step % 2 * 2 * queries + thread;
       const float position = static_cast<float>(step * queries + thread + offset - block_index_now(0) * keys);
-      to[0] = -(prior ? fmaf(slope2_now(), position, lse * log2_e) : lse * log2_e);
+      to[0] = -(prior ? fmaf(scale2 * row_term_step(slope_terms), position, lse * log2_e) : lse * log2_e);
       to[queries] = -delta;
     };
 
@@ -319,8 +332,6 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     const auto workspace_tile = [&](int step) {
       return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
     };
-    // The next step's terms come and go at the beginning of a step, where fewest registers are in use; with the prior ptxas spills less otherwise.
-    constexpr bool early_terms = !deterministic && !prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
       multiply_ds<Shape>(dq, ds_tile_of(step), k_tile);
@@ -328,11 +339,9 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     };
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
-      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
-      if (early_terms && step > first) fetch_terms(step - 1);
+      __syncthreads();                                           // tile `step` has come, and nobody reads the one that the next copy overwrites
       if (!deterministic && step + 1 < steps) add_dq(step + 1);  // S of the step before has become visible with the barrier
       if (step > first) load(step - 1, std::false_type{});
-      if (early_terms && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
       const typename Tile<D>::Lanes lanes(lane);
       bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
@@ -340,11 +349,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       const float* terms = query_terms + step % 2 * 2 * queries + warp_query + 2 * (lane % 4);
       const int row = warp_key + lane / 4, first_lag = block_index_now(0) * keys + row - (step * queries + warp_query + 2 * (lane % 4) + offset);
 
-      const float slope2 = slope2_now();
-
       Scores<Shape> p = {}, ds;
+      if constexpr (prior) begin_at_row_terms(p, slope_terms, row);
       multiply_rows<D>(p, k_tile, warp_key, q_tile, warp_query, lanes);
-      exponentiate<Shape, prior>(p, terms, scale2, slope2, slope2 * static_cast<float>(row));
+      exponentiate<Shape>(p, terms, scale2);
       if constexpr (masked) mask<Shape>(p, first_lag, arguments.keys - block_index_now(0) * keys - row, arguments.causal);
       begin_at<Shape>(ds, terms + queries);
       multiply_rows<D>(ds, v_tile, warp_key, dout_tile, warp_query, lanes);
@@ -354,18 +362,31 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
         for (int n = 0; n < Shape::warp_queries / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) ds[t][n][i] *= p[t][n][i];
-      if constexpr (prior) add_prior<Shape>(sums, ds, first_lag);
-      if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
+      if constexpr (prior) {
+        const int thread = opaque(static_cast<int>(threadIdx.x));
+        const Place<Shape> now(thread);
+        const int first_key_now = block_index_now(0) * keys + now.warp_key + thread % 32 / 4;
+        const int middle = step * queries + now.warp_query + Shape::warp_queries / 2 + offset;
+        add_prior<Shape>(sums, ds, static_cast<float>(first_key_now - middle));
+      }
+      if (step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
       if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
-      multiply_packed<D>(sums.dv, p, dout_tile, warp_query, lanes);
-      multiply_packed<D>(sums.dk, ds, q_tile, warp_query, lanes);
-      if (!early_terms && step > first) store_terms(step - 1);
+      const int later = opaque(static_cast<int>(threadIdx.x));  // as above: what the products need is made anew
+      const Place<Shape> then(later);
+      const typename Tile<D>::Lanes then_lanes(later % 32);
+      multiply_packed<D>(sums.dv, p, dout_tile, then.warp_query, then_lanes);
+      multiply_packed<D>(sums.dk, ds, q_tile, then.warp_query, then_lanes);
+      if (step > first) store_terms(step - 1);
     };
 
     Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
                                                        arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim);
     Tile<D>::template load<keys, Shape::threads, true>(v_tile, arguments.v.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
                                                        arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
+    if constexpr (prior) {
+      store_row_terms<keys>(slope_terms, arguments.slope ? arguments.slope[blockIdx.y] / arguments.scale : 0.0f);
+      __syncthreads();
+    }
     int step = steps - 1;
     load(step, std::true_type{});  // no other tile reaches beyond the queries
     fetch_terms(step);

@@ -4,9 +4,10 @@
 // A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from the diagonal back, so that the tiles
 // which need a mask come first and the rest, the bulk, are computed without one. K and V of the next tile are copied while this one is computed.
 //
-// Logits are kept in base 2, z log2(e), relative to slope (j - origin), origin being the position of the block's first query: a row's constant
-// slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end. The slope then costs one FMA a logit in place of a
-// multiplication.
+// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope / scale) (j - j0), j0 being the tile's first
+// key, which 16-byte reads of a small table bring; the slope costs no instruction a logit, and scale log2(e) is applied within the exponential. A
+// row's maximum is kept relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin) takes it to a tile. A
+// row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
 //
 // Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse. FLOPs: 4 d_h a (query, key) pair.
 // A step of `keys` keys for each warp, t = row_tiles = 2:
@@ -36,14 +37,14 @@ namespace {
 template <class Traits>
 struct RowState {
   float out[Traits::row_tiles][Traits::head_dim / 8][4] = {};
-  float maximum[2 * Traits::row_tiles];   // of the logits so far, base 2
-  float sum[2 * Traits::row_tiles] = {};  // this thread's share of sum 2^(logit - maximum)
+  float maximum[2 * Traits::row_tiles];   // of the logits so far, relative to the origin
+  float sum[2 * Traits::row_tiles] = {};  // this thread's share of sum e^(scale (logit - maximum))
 };
 
 template <class Traits>
 using Logits = float[Traits::row_tiles][Traits::keys / 8][4];
 
-// logits = Q K^T of the warp's rows.
+// logits += Q K^T of the warp's rows.
 template <class Traits>
 __device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile, int warp_row,
                                               typename Tile<Traits::head_dim>::Lanes lanes) {
@@ -94,23 +95,6 @@ __device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Lo
   }
 }
 
-// Base-2 logits from Q K^T: scaled, with the slope's term; without a slope they stay unscaled (`factor` is applied within the exponential).
-template <class Traits>
-__device__ __forceinline__ void add_slope(Logits<Traits>& logits, float factor, float slope, int first_offset) {
-  const float first_bias = slope * static_cast<float>(first_offset);
-#pragma unroll
-  for (int n = 0; n < Traits::keys / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float bias = fmaf(slope, static_cast<float>(8 * n + i), first_bias);
-#pragma unroll
-      for (int t = 0; t < Traits::row_tiles; ++t) {
-        logits[t][n][i] = fmaf(logits[t][n][i], factor, bias);
-        logits[t][n][i + 2] = fmaf(logits[t][n][i + 2], factor, bias);
-      }
-    }
-}
-
 // -inf where the key (key + column) lies at or beyond the row's limit; row 16 t + 8 half + lane/4 of the warp has limit first_limit + 16 t + 8 half
 // if causal, never more than all_keys.
 template <class Traits>
@@ -128,21 +112,23 @@ __device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_
     }
 }
 
-// One step of the online softmax: logits become 2^(logit - maximum), and what was summed so far is rescaled to the new maximum.
-template <class Traits, bool masked>
-__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor) {
+// One step of the online softmax: logits become 2^(factor (logit - maximum)), and what was summed so far is rescaled to the new maximum. shift takes
+// the tile's logits to the origin (0 without a slope).
+template <class Traits, bool masked, bool has_slope>
+__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
 #pragma unroll
   for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
     auto& tile = logits[row / 2];
     const int half = 2 * (row % 2);
-    float maximum = rows.maximum[row];
+    float largest = fmaxf(tile[0][half], tile[0][half + 1]);
 #pragma unroll
-    for (int n = 0; n < Traits::keys / 8; ++n) maximum = fmaxf(maximum, fmaxf(tile[n][half], tile[n][half + 1]));
-    maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 1));
-    maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 2));
+    for (int n = 1; n < Traits::keys / 8; ++n) largest = fmaxf(largest, fmaxf(tile[n][half], tile[n][half + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
+    const float maximum = fmaxf(rows.maximum[row], has_slope ? largest + shift : largest);
     // A row that has seen no key yet keeps -inf, and every term of it must come out as 0, not as NaN.
-    const float base = (masked && maximum == -INFINITY ? 0.0f : maximum) * factor;
-    const float rescale = exp2_approximate(rows.maximum[row] * factor - base);
+    const float finite = masked && maximum == -INFINITY ? 0.0f : maximum, base = (has_slope ? finite - shift : finite) * factor;
+    const float rescale = exp2_approximate((rows.maximum[row] - finite) * factor);
     rows.maximum[row] = maximum;
     float sum = rows.sum[row] * rescale;
 #pragma unroll
@@ -216,6 +202,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
     state_dynamic_shared<Traits::shared_bytes>();
     bf16* const q_tile = dynamic_shared<bf16>();
     bf16* const kv_tiles = q_tile + Traits::queries * D;  // stages x (K, V)
+    float4* const slope_terms = reinterpret_cast<float4*>(kv_tiles + 2 * Traits::stages * keys * D);
 
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * Traits::row_tiles;
     const auto [sequence, head, first_query] = Place<Traits>();
@@ -232,8 +219,8 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       T::template load<keys, Traits::threads, checked>(tiles + keys * D, v, arguments.v.row_stride, step * keys, arguments.keys, arguments.head_dim);
       copy_async_commit();
     };
-    const float slope = has_slope ? arguments.slope[head] * log2_e : 0.0f, scale = arguments.scale * log2_e;
-    const float factor = has_slope ? 1.0f : scale;  // what takes the logits as `exponentiate` sees them to base 2
+    const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f, factor = arguments.scale * log2_e;
+    if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
     RowState<Traits> rows;
 #pragma unroll
     for (float& maximum : rows.maximum) maximum = -INFINITY;
@@ -245,11 +232,11 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
       const typename T::Lanes lanes(opaque(lane));
       Logits<Traits> logits = {};
+      if constexpr (has_slope) begin_at_column_terms(logits, slope_terms);
       multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
       const int key = step * keys + 2 * (lane % 4);
-      if constexpr (has_slope) add_slope<Traits>(logits, scale, slope, key - origin);
       if constexpr (masked) mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
-      exponentiate<Traits, masked>(logits, rows, factor);
+      exponentiate<Traits, masked, has_slope>(logits, rows, factor, slope * static_cast<float>(step * keys - origin));
       multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);
     };
 

@@ -74,4 +74,48 @@ struct Tile {
   }
 };
 
+// The slope in the accumulators of a product of queries and keys: they begin at term (j - j0) for key j, j0 being the tile's first key. A table in
+// shared memory, 8 bytes a key, has what a thread's four accumulators of a fragment begin at, for one 16-byte read.
+
+// The keys are the columns: a float4 for each fragment of 8 columns and each of the four lanes that share a row.
+template <int keys>
+__device__ __forceinline__ void store_column_terms(float4* table, float term) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread >= keys / 2) return;
+  const float first = term * static_cast<float>(2 * thread), second = term * static_cast<float>(2 * thread + 1);
+  table[thread] = make_float4(first, second, first, second);
+}
+template <int row_tiles, int fragments>
+__device__ __forceinline__ void begin_at_column_terms(float (&sums)[row_tiles][fragments][4], const float4* table) {
+  table += opaque(static_cast<int>(threadIdx.x)) % 4;
+#pragma unroll
+  for (int n = 0; n < fragments; ++n) {
+    const float4 term = table[4 * n];
+#pragma unroll
+    for (int t = 0; t < row_tiles; ++t) sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
+  }
+}
+
+// The keys are the rows: a float4 for rows r and r + 8 of each 16.
+template <int keys>
+__device__ __forceinline__ void store_row_terms(float4* table, float term) {
+  const int thread = static_cast<int>(threadIdx.x), row = thread / 8 * 16 + thread % 8;
+  if (thread >= keys / 2) return;
+  const float upper = term * static_cast<float>(row), lower = term * static_cast<float>(row + 8);
+  table[thread] = make_float4(upper, upper, lower, lower);
+}
+// What the term grows by from row to row; exact.
+__device__ __forceinline__ float row_term_step(const float4* table) { return 0.125f * table[0].z; }
+// row: of this thread's first accumulator.
+template <int row_tiles, int fragments>
+__device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4], const float4* table, int row) {
+  table += row / 16 * 8 + row % 8;
+#pragma unroll
+  for (int t = 0; t < row_tiles; ++t) {
+    const float4 term = table[8 * t];
+#pragma unroll
+    for (int n = 0; n < fragments; ++n) sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
+  }
+}
+
 }  // namespace goat::GOAT_TARGET

@@ -24,7 +24,7 @@ constexpr bool compiled_for = true;
 #endif
 
 // Forward: a block owns `queries` rows, each warp 16 * row_tiles of them, and walks over the keys `keys` at a time.
-// Shared memory: Q, then `stages` pairs of K and V tiles; O leaves through Q's place.
+// Shared memory: Q, then `stages` pairs of K and V tiles, and the slope's terms of a tile's columns; O leaves through Q's place.
 template <int D, Family family>
 struct ForwardTraits;
 
@@ -32,7 +32,7 @@ template <int D, int query_rows, int key_rows, int warp_count, int stage_count, 
 struct ForwardShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count, stages = stage_count;
   static constexpr int threads = 32 * warps, row_tiles = queries / (16 * warps);
-  static constexpr int shared_bytes = (queries + 2 * stages * keys) * D * 2;
+  static constexpr int shared_bytes = (queries + 2 * stages * keys) * D * 2 + 8 * keys;
   static constexpr int blocks_per_multiprocessor = blocks;
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
@@ -53,26 +53,27 @@ struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 
 
 // Backward, the pass over keys: a block owns `keys` rows of K and V and walks over the queries, `queries` at a time. Its warps stand in a grid of
 // key_warps (16 * key_tiles keys each) by query_warps (warp_queries each).
-// Shared memory: K, V, two pairs of Q and dO tiles, (lse, delta) of two tiles of queries, and two tiles of dS^T for the form that adds up dQ.
+// Shared memory: K, V, two pairs of Q and dO tiles, (lse, delta) of two tiles of queries, the slope's terms of the keys, and two tiles of dS^T for
+// the form that adds up dQ.
 template <int D, int key_rows, int query_rows, int key_warp_count, int query_warp_count>
 struct BackwardKeysShape {
   static constexpr int head_dim = D, keys = key_rows, queries = query_rows, key_warps = key_warp_count, query_warps = query_warp_count;
   static constexpr int warps = key_warps * query_warps, threads = 32 * warps;
   static constexpr int key_tiles = keys / (16 * key_warps), warp_queries = queries / query_warps;
   static constexpr int tile_elements = (2 * keys + 4 * queries) * D;
-  static constexpr int shared_bytes = tile_elements * 2 + 4 * queries * 4, ds_bytes = keys * queries * 2;
+  static constexpr int shared_bytes = tile_elements * 2 + 4 * queries * 4 + 8 * keys, ds_bytes = keys * queries * 2;
   static constexpr int accumulators = key_tiles * (warp_queries + D);  // registers a thread: S^T, dP^T, dK, dV
   static_assert(keys == 16 * key_warps * key_tiles && warp_queries % 16 == 0 && threads >= queries);
   static_assert(query_warps == 1 || (query_warps == 2 && keys <= 2 * queries));  // the halves are added through the tiles' place
 };
 
 // Backward, the pass over queries: a block owns `queries` rows of Q and dO, each warp 16 * row_tiles of them, and walks over the keys, `keys` at a
-// time. Shared memory: Q, dO, two pairs of K and V tiles, and (lse, delta, sum of S) of the rows.
+// time. Shared memory: Q, dO, two pairs of K and V tiles, (lse, delta, sum of S) of the rows, and the slope's terms of a tile's columns.
 template <int D, int query_rows, int key_rows, int warp_count, int blocks>
 struct BackwardQueriesShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count, threads = 32 * warps;
   static constexpr int row_tiles = queries / (16 * warps), blocks_per_multiprocessor = blocks;
-  static constexpr int tile_elements = (2 * queries + 4 * keys) * D, shared_bytes = tile_elements * 2 + 3 * queries * 4;
+  static constexpr int tile_elements = (2 * queries + 4 * keys) * D, shared_bytes = tile_elements * 2 + 3 * queries * 4 + 8 * keys;
   static constexpr int accumulators = row_tiles * (keys + D / 2);  // registers a thread: S, dP, dQ
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
