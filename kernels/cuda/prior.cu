@@ -49,8 +49,6 @@ struct LaneArguments {
   const float *alpha, *beta, *key_bias, *fourier;  // key_bias and fourier from first_position on
   std::int64_t key_bias_stride;                    // T_max
   int batch, heads, modes, lane_dim;               // B, H, R, d_h - d_c
-  std::int64_t rows;                               // T
-  int rows_of_block;
   float scale;
   bool paired;  // two lanes can be written with one store
 };
@@ -76,31 +74,24 @@ __device__ __forceinline__ float2 key_lanes(const LaneArguments<T>& op, std::int
 __device__ __forceinline__ void store_pair(float* lanes, float2 pair) { *reinterpret_cast<float2*>(lanes) = pair; }
 __device__ __forceinline__ void store_pair(bf16* lanes, float2 pair) { *reinterpret_cast<std::uint32_t*>(lanes) = pack_bf16(pair.x, pair.y); }
 
-// A block owns rows_of_block rows t of all sequences: the lanes of their H heads of q, then those of k. A thread makes two lanes of a row and writes
-// them to every sequence.
+// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): the lanes of its H heads of q, then those of k, two lanes a thread.
 template <class T>
 __global__ void __launch_bounds__(threads) prior_lanes_kernel(const LaneArguments<T> op) {
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * op.rows_of_block;
-  const std::int64_t last = first + op.rows_of_block < op.rows ? first + op.rows_of_block : op.rows;
+  const std::int64_t t = blockIdx.x;
   const int pairs = (op.lane_dim + 1) / 2, query_items = op.q.data ? op.heads * pairs : 0, items = query_items + (op.k.data ? op.heads * pairs : 0);
-  for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
-    const bool is_query = item < query_items;
-    const int within = is_query ? item : item - query_items, h = within / pairs, i = within % pairs;
-    const Heads<T>& heads = is_query ? op.q : op.k;
-    for (std::int64_t t = first; t < last; ++t) {
+  for (int b = static_cast<int>(blockIdx.y); b < op.batch; b += static_cast<int>(gridDim.y))
+    for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
+      const bool is_query = item < query_items;
+      const int within = is_query ? item : item - query_items, h = within / pairs, i = within % pairs;
+      T* lanes = (is_query ? op.q.rows(b, h) + t * op.q.row_stride : op.k.rows(b, h) + t * op.k.row_stride) + 2 * i;
       const float2 pair = is_query ? query_lanes(op, t, h, i) : key_lanes(op, t, h, i);
-      T* lanes = heads.rows(0, h) + t * heads.row_stride + 2 * i;
-#pragma unroll 4
-      for (int b = 0; b < op.batch; ++b, lanes += heads.sequence_stride) {
-        if (op.paired) {
-          store_pair(lanes, pair);
-        } else {
-          lanes[0] = from_float<T>(pair.x);
-          if (2 * i + 1 < op.lane_dim) lanes[1] = from_float<T>(pair.y);
-        }
+      if (op.paired) {
+        store_pair(lanes, pair);
+      } else {
+        lanes[0] = from_float<T>(pair.x);
+        if (2 * i + 1 < op.lane_dim) lanes[1] = from_float<T>(pair.y);
       }
     }
-  }
 }
 
 // Whether all rows begin at a multiple of two elements.
@@ -111,8 +102,7 @@ bool pair_aligned(const Heads<T>& heads) {
 }
 }  // namespace
 
-// Writes d_h - d_c elements of each (b, t, h) of q and of k, consecutive threads consecutive lanes; the parameters and tables stay in cache. About
-// 2048 blocks: a thread's place among heads and lanes is worked out once, and its table is read once for all sequences.
+// Writes d_h - d_c elements of each (b, t, h) of q and of k, consecutive threads consecutive lanes; the parameters and tables stay in cache.
 void CudaDevice::launch(const PriorLanesForward& op) {
   const Tensor& x = op.q ? op.q : op.k;
   if (x.elements() == 0) return;
@@ -132,13 +122,11 @@ void CudaDevice::launch(const PriorLanesForward& op) {
                                static_cast<int>(x.shape[2]),
                                static_cast<int>(op.fourier.shape[1]),
                                static_cast<int>(x.shape[3] - op.content_dim),
-                               x.shape[1],
-                               static_cast<int>(divide_up(x.shape[1], 2048)),
                                op.scale,
                                false};
     arguments.paired = arguments.lane_dim % 2 == 0 && pair_aligned(arguments.q) && pair_aligned(arguments.k);
     const std::int64_t items = (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
-    const dim3 grid(static_cast<unsigned>(divide_up(x.shape[1], arguments.rows_of_block)));
+    const dim3 grid(static_cast<unsigned>(x.shape[1]), static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)));
     const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, threads)));
     enqueue(prior_lanes_kernel<T>, grid, block, 0, stream_, arguments);
   });
