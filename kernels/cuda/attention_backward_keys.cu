@@ -332,6 +332,8 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     const auto workspace_tile = [&](int step) {
       return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
     };
+    // The next step's terms come and go at the beginning of a step, where the products of dQ hide the way from memory; with the prior that spills.
+    constexpr bool early_terms = !deterministic && !prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
       multiply_ds<Shape>(dq, ds_tile_of(step), k_tile);
@@ -339,9 +341,11 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     };
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
-      __syncthreads();                                           // tile `step` has come, and nobody reads the one that the next copy overwrites
+      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      if (early_terms && step > first) fetch_terms(step - 1);
       if (!deterministic && step + 1 < steps) add_dq(step + 1);  // S of the step before has become visible with the barrier
       if (step > first) load(step - 1, std::false_type{});
+      if (early_terms && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
       const typename Tile<D>::Lanes lanes(lane);
       bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
@@ -369,14 +373,14 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
         const int middle = step * queries + now.warp_query + Shape::warp_queries / 2 + offset;
         add_prior<Shape>(sums, ds, static_cast<float>(first_key_now - middle));
       }
-      if (step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
+      if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
       if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
       const int later = opaque(static_cast<int>(threadIdx.x));  // as above: what the products need is made anew
       const Place<Shape> then(later);
       const typename Tile<D>::Lanes then_lanes(later % 32);
       multiply_packed<D>(sums.dv, p, dout_tile, then.warp_query, then_lanes);
       multiply_packed<D>(sums.dk, ds, q_tile, then.warp_query, then_lanes);
-      if (step > first) store_terms(step - 1);
+      if (!early_terms && step > first) store_terms(step - 1);
     };
 
     Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),

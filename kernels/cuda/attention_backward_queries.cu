@@ -4,8 +4,8 @@
 // pass does: the tiles that need a mask come first. S = Q K^T and dP = dO V^T are formed again; dS leaves the accumulators, rounded to bf16, as the
 // A operand of dS K. K and V of the next tile are copied while this one is computed.
 //
-// p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - j0)) - row_term_i), where j0 is the tile's first key and
-// row_term_i = lse_i log2(e) + slope2 (i' - j0), slope2 = slope log2(e): the accumulators of Q K^T begin at the slope's term, as in the forward pass.
+// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where j0 is the thread's first key of the tile and
+// row_term_i = lse_i log2(e) + slope2 (i' - j0): the slope costs one FMA a logit, by a constant.
 //
 // Bytes a block: Q and dO once, K and V once per block of queries that sees them, dQ once. FLOPs a (query, key) pair: 6 D.
 // A step of `keys` keys for each warp, t = row_tiles = 2:
@@ -27,7 +27,7 @@ namespace {
 template <class Shape>
 using Scores = float[Shape::row_tiles][Shape::keys / 8][4];
 
-// s becomes p. lse2: lse log2(e) from the thread's first row on. first_lag: (position of that row) - (the tile's first key).
+// s becomes p. lse2: lse log2(e) from the thread's first row on. first_lag: (position of that row) - (the thread's first key).
 template <class Shape, bool has_slope>
 __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2, float scale2, float slope2, int first_lag) {
 #pragma unroll
@@ -41,12 +41,14 @@ __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& value = s[t][n][2 * half + i];
-          value = exp2_approximate(fmaf(value, scale2, -row_term));
+          value = fmaf(value, scale2, -row_term);
+          if constexpr (has_slope) value = fmaf(slope2, static_cast<float>(8 * n + i), value);
+          value = exp2_approximate(value);
         }
     }
 }
 
-// p = 0 where the key (key + 8 n + i) is absent or hidden from the query. first_lag: (position of the thread's first row) - key.
+// p = 0 where the key (key + 8 n + i) is absent or hidden from the query. first_lag as above.
 template <class Shape>
 __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
 #pragma unroll
@@ -76,7 +78,6 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
     float* const row_lse2 = reinterpret_cast<float*>(q_tile + Shape::tile_elements);
     float* const row_delta = row_lse2 + queries;
     float* const row_sum = row_delta + queries;  // of S, over the keys so far
-    float4* const slope_terms = reinterpret_cast<float4*>(row_sum + queries);
 
     const auto first_query_of = [](int block) { return (static_cast<int>(gridDim.x) - 1 - block) * queries; };
     const int first_query = first_query_of(static_cast<int>(blockIdx.x));
@@ -114,7 +115,6 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
     row_lse2[threadIdx.x] = query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e : INFINITY;  // an absent query has p = 0
     row_sum[threadIdx.x] = 0;
     row_delta[threadIdx.x] = query < arguments.queries ? arguments.delta[first_scalar + query] : 0.0f;
-    if constexpr (has_slope) store_column_terms<keys>(slope_terms, arguments.slope[block_head] / arguments.scale);
 
     float dq[Shape::row_tiles][D / 8][4] = {};
     const auto compute = [&]<bool masked>(int tile, std::bool_constant<masked>) {
@@ -130,9 +130,8 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
       const float slope2 = has_slope ? arguments.slope[block_index_now(1)] * log2_e : 0.0f;
 
       Scores<Shape> p = {}, ds;
-      if constexpr (has_slope) begin_at_column_terms(p, slope_terms);
       multiply_rows<D>(p, q_tile, warp_row, k_tile, 0, lanes);
-      exponentiate<Shape, has_slope>(p, row_lse2 + warp_row + lane / 4, scale2, slope2, first_lag + 2 * (lane % 4));
+      exponentiate<Shape, has_slope>(p, row_lse2 + warp_row + lane / 4, scale2, slope2, first_lag);
       if constexpr (masked) mask<Shape>(p, first_lag, arguments.keys - key, arguments.causal);
 #pragma unroll
       for (int t = 0; t < Shape::row_tiles; ++t)

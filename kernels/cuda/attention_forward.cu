@@ -4,10 +4,13 @@
 // A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from the diagonal back, so that the tiles
 // which need a mask come first and the rest, the bulk, are computed without one. K and V of the next tile are copied while this one is computed.
 //
-// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope / scale) (j - j0), j0 being the tile's first
-// key, which 16-byte reads of a small table bring; the slope costs no instruction a logit, and scale log2(e) is applied within the exponential. A
-// row's maximum is kept relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin) takes it to a tile. A
-// row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
+// Logits stay unscaled, z / scale, and relative to the tile: (slope / scale) (j - j0), j0 being the tile's first key, is added to Q K^T; scale
+// log2(e) is applied within the exponential. A row's maximum is kept relative to the origin, the position of the block's first query, so that (slope
+// / scale) (j0 - origin) takes it to a tile. A row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
+// For d_h = 128, where registers are short, the accumulators begin at the slope's term, from a small table; reading it takes longer than adding.
+//
+// Any number near a row's maximum serves as the base of its softmax. What was summed so far is rescaled only when a maximum has risen so far that
+// exponentials would exceed 2^8, which a warp's rows seldom do after their first tile.
 //
 // Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse. FLOPs: 4 d_h a (query, key) pair.
 // A step of `keys` keys for each warp, t = row_tiles = 2:
@@ -37,7 +40,7 @@ namespace {
 template <class Traits>
 struct RowState {
   float out[Traits::row_tiles][Traits::head_dim / 8][4] = {};
-  float maximum[2 * Traits::row_tiles];   // of the logits so far, relative to the origin
+  float maximum[2 * Traits::row_tiles];   // of the logits so far or somewhat less, relative to the origin
   float sum[2 * Traits::row_tiles] = {};  // this thread's share of sum e^(scale (logit - maximum))
 };
 
@@ -112,25 +115,73 @@ __device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_
     }
 }
 
-// One step of the online softmax: logits become 2^(factor (logit - maximum)), and what was summed so far is rescaled to the new maximum. shift takes
-// the tile's logits to the origin (0 without a slope).
+// Whether the slope's terms come from the table.
+template <class Traits>
+constexpr bool slope_in_table = Traits::head_dim == 128;
+
+// Adds slope (j - j0), slope divided by scale. column: of the thread's first logit.
+template <class Traits>
+__device__ __forceinline__ void add_slope(Logits<Traits>& logits, float slope, int column) {
+  const float first = slope * static_cast<float>(column);
+#pragma unroll
+  for (int n = 0; n < Traits::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float term = fmaf(slope, static_cast<float>(8 * n + i), first);
+#pragma unroll
+      for (int t = 0; t < Traits::row_tiles; ++t) logits[t][n][i] += term, logits[t][n][i + 2] += term;
+    }
+}
+
+// A row that has seen no key yet keeps the maximum -inf, and every term of it must come out as 0, not as NaN.
+template <bool masked>
+__device__ __forceinline__ float finite(float maximum) {
+  return masked && maximum == -INFINITY ? 0.0f : maximum;
+}
+
+// Takes the rows' maxima up to this tile's if one of the warp's rows has risen far, and rescales what was summed so far. shift takes the tile's
+// logits to the origin (0 without a slope).
 template <class Traits, bool masked, bool has_slope>
-__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
+__device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
+  float maximum[2 * Traits::row_tiles];
+  bool far = false;
 #pragma unroll
   for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
-    auto& tile = logits[row / 2];
+    const auto& tile = logits[row / 2];
     const int half = 2 * (row % 2);
     float largest = fmaxf(tile[0][half], tile[0][half + 1]);
 #pragma unroll
     for (int n = 1; n < Traits::keys / 8; ++n) largest = fmaxf(largest, fmaxf(tile[n][half], tile[n][half + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
-    const float maximum = fmaxf(rows.maximum[row], has_slope ? largest + shift : largest);
-    // A row that has seen no key yet keeps -inf, and every term of it must come out as 0, not as NaN.
-    const float finite = masked && maximum == -INFINITY ? 0.0f : maximum, base = (has_slope ? finite - shift : finite) * factor;
-    const float rescale = exp2_approximate((rows.maximum[row] - finite) * factor);
-    rows.maximum[row] = maximum;
-    float sum = rows.sum[row] * rescale;
+    maximum[row] = fmaxf(rows.maximum[row], has_slope ? largest + shift : largest);
+    far |= (maximum[row] - rows.maximum[row]) * factor > 8;
+  }
+  if (!__any_sync(0xFFFFFFFFu, far)) return;
+#pragma unroll
+  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
+    const float rescale = exp2_approximate((rows.maximum[row] - finite<masked>(maximum[row])) * factor);
+    rows.maximum[row] = maximum[row];
+    rows.sum[row] *= rescale;
+    float(&out)[Traits::head_dim / 8][4] = rows.out[row / 2];
+#pragma unroll
+    for (int d = 0; d < Traits::head_dim / 8; ++d) {
+      out[d][2 * (row % 2)] *= rescale;
+      out[d][2 * (row % 2) + 1] *= rescale;
+    }
+  }
+}
+
+// One step of the online softmax: logits become 2^(factor (logit - maximum)).
+template <class Traits, bool masked, bool has_slope>
+__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
+  raise_maxima<Traits, masked, has_slope>(logits, rows, factor, shift);
+#pragma unroll
+  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
+    auto& tile = logits[row / 2];
+    const int half = 2 * (row % 2);
+    const float maximum = finite<masked>(rows.maximum[row]), base = (has_slope ? maximum - shift : maximum) * factor;
+    float sum = rows.sum[row];
 #pragma unroll
     for (int n = 0; n < Traits::keys / 8; ++n)
 #pragma unroll
@@ -140,11 +191,6 @@ __device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Tr
         sum += p;
       }
     rows.sum[row] = sum;
-#pragma unroll
-    for (int d = 0; d < Traits::head_dim / 8; ++d) {
-      rows.out[row / 2][d][half] *= rescale;
-      rows.out[row / 2][d][half + 1] *= rescale;
-    }
   }
 }
 
@@ -220,7 +266,8 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       copy_async_commit();
     };
     const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f, factor = arguments.scale * log2_e;
-    if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
+    constexpr bool in_table = has_slope && slope_in_table<Traits>;
+    if constexpr (in_table) store_column_terms<keys>(slope_terms, slope);
     RowState<Traits> rows;
 #pragma unroll
     for (float& maximum : rows.maximum) maximum = -INFINITY;
@@ -232,9 +279,10 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
       const typename T::Lanes lanes(opaque(lane));
       Logits<Traits> logits = {};
-      if constexpr (has_slope) begin_at_column_terms(logits, slope_terms);
+      if constexpr (in_table) begin_at_column_terms(logits, slope_terms);
       multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
       const int key = step * keys + 2 * (lane % 4);
+      if constexpr (has_slope && !in_table) add_slope<Traits>(logits, slope, 2 * (lane % 4));
       if constexpr (masked) mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
       exponentiate<Traits, masked, has_slope>(logits, rows, factor, slope * static_cast<float>(step * keys - origin));
       multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);

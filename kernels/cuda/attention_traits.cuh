@@ -68,12 +68,12 @@ struct BackwardKeysShape {
 };
 
 // Backward, the pass over queries: a block owns `queries` rows of Q and dO, each warp 16 * row_tiles of them, and walks over the keys, `keys` at a
-// time. Shared memory: Q, dO, two pairs of K and V tiles, (lse, delta, sum of S) of the rows, and the slope's terms of a tile's columns.
+// time. Shared memory: Q, dO, two pairs of K and V tiles, and (lse, delta, sum of S) of the rows.
 template <int D, int query_rows, int key_rows, int warp_count, int blocks>
 struct BackwardQueriesShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count, threads = 32 * warps;
   static constexpr int row_tiles = queries / (16 * warps), blocks_per_multiprocessor = blocks;
-  static constexpr int tile_elements = (2 * queries + 4 * keys) * D, shared_bytes = tile_elements * 2 + 3 * queries * 4 + 8 * keys;
+  static constexpr int tile_elements = (2 * queries + 4 * keys) * D, shared_bytes = tile_elements * 2 + 3 * queries * 4;
   static constexpr int accumulators = row_tiles * (keys + D / 2);  // registers a thread: S, dP, dQ
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
