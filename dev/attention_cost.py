@@ -92,17 +92,17 @@ def kernels(traits, family):
         t = traits["BackwardKeysTraits", d, family]
         warps, part = t["key_warp_count"] * t["query_warp_count"], t["query_rows"] // t["query_warp_count"]
         tiles = t["key_rows"] // (16 * t["key_warp_count"])
-        # A logit: the exponential's FMA, dP's start at -delta, P (dP - delta), two halves of a packing. Prior: a sum; a dozen instructions a step hand it
-        # out to the lanes.
+        # A logit: the exponential's FMA, dP's start at -delta, P (dP - delta), two halves of a packing. Prior: a sum, added to dU
+        # and, times the lag, to dslope.
         made.append(
-            Kernel("backward, keys", d, t["key_rows"], t["query_rows"], 4, 1, 4, 1 + 12 / (tiles * part / 2),
+            Kernel("backward, keys", d, t["key_rows"], t["query_rows"], 4, 1, 4, 1 + 8 / part,
                    warps * 2 * (d // 16) * (tiles + 2 * part // 16), 4 * t["query_rows"] * d, t.get("blocks", 1), True, 8 * d + 8, 4 * d + 8)
         )  # fmt: skip
         t = traits["BackwardQueriesTraits", d, family]
         tiles, keys = t["query_rows"] // (16 * t["warp_count"]), t["key_rows"]
-        # A logit: as above with one half of a packing, and the row's sum, which corrects delta. Prior: an FMA a row and step.
+        # A logit: as above with one half of a packing, and the row's sum, which corrects delta. Prior: the slope's FMA.
         made.append(
-            Kernel("backward, queries", d, t["query_rows"], keys, 3, 1, 4.5, 4 / keys,
+            Kernel("backward, queries", d, t["query_rows"], keys, 3, 1, 4.5, 1,
                    t["warp_count"] * (d // 16) * (2 * tiles + 3 * keys // 16), 4 * keys * d, t["blocks"], False, 6 * d + 8, 4 * d)
         )  # fmt: skip
     return made

@@ -39,11 +39,11 @@ namespace goat::GOAT_TARGET {
 namespace {
 
 // What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each has a quarter of the queries.
-template <class Shape>
+template <class Shape, bool few_registers>
 struct KeySums {
-  // With two tiles a thread has four keys, and each of the four lanes takes the sums of one of them, row 8 (lane%4) + lane/4; registers are short.
-  static constexpr bool one_key = Shape::key_tiles == 2;
-  static constexpr int prior_keys = one_key ? 1 : 2;
+  // Where registers are short and a thread has four keys, each of the four lanes takes the sums of one of them, row 8 (lane%4) + lane/4.
+  static constexpr bool one_key = few_registers && Shape::key_tiles == 2;
+  static constexpr int prior_keys = one_key ? 1 : 2 * Shape::key_tiles;
   float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
   float dv[Shape::key_tiles][Shape::head_dim / 8][4] = {};
   float bias[prior_keys] = {};  // dU, or this lane's share of it
@@ -109,8 +109,8 @@ __device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negativ
 }
 
 // lag: (this thread's first key) - (position of the middle of the queries that the warp takes in this step).
-template <class Shape>
-__device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Shape>& ds, float lag) {
+template <class Shape, bool few_registers>
+__device__ __forceinline__ void add_prior(KeySums<Shape, few_registers>& sums, const Scores<Shape>& ds, float lag) {
   float sum[2 * Shape::key_tiles];
 #pragma unroll
   for (int row = 0; row < 2 * Shape::key_tiles; ++row) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Sha
 #pragma unroll
     for (int n = 1; n < Shape::warp_queries / 8; ++n) sum[row] += part[n][half], sum[row] += part[n][half + 1];
   }
-  if constexpr (KeySums<Shape>::one_key) {
+  if constexpr (KeySums<Shape, few_registers>::one_key) {
     const int lane = opaque(static_cast<int>(threadIdx.x));
     const bool odd = lane & 1, upper = lane & 2;
     const float first = (odd ? sum[1] : sum[0]) + __shfl_xor_sync(all_lanes, odd ? sum[0] : sum[1], 1);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void add_prior(KeySums<Shape>& sums, const Scores<Sha
     lag += static_cast<float>((lane & 3) * 8);
   }
 #pragma unroll
-  for (int row = 0; row < KeySums<Shape>::prior_keys; ++row) {
+  for (int row = 0; row < KeySums<Shape, few_registers>::prior_keys; ++row) {
     sums.bias[row] += sum[row];
     sums.slope[row] = fmaf(lag + static_cast<float>(8 * row), sum[row], sums.slope[row]);
   }
@@ -206,9 +206,9 @@ __device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4
 }
 
 // The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles` is free shared memory.
-template <class Shape>
-__device__ __forceinline__ void finish_gradients(KeySums<Shape>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv, int first_key,
-                                                 Place<Shape> place) {
+template <class Shape, bool few_registers>
+__device__ __forceinline__ void finish_gradients(KeySums<Shape, few_registers>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv,
+                                                 int first_key, Place<Shape> place) {
   constexpr int D = Shape::head_dim, warp_elements = 16 * Shape::key_tiles * D;
   const int row = first_key + place.warp_key, warp = place.warp_key / (16 * Shape::key_tiles);
   __syncthreads();  // the last step's tiles are no longer read
@@ -235,16 +235,17 @@ __device__ __forceinline__ void finish_gradients(KeySums<Shape>& sums, bf16* til
 }
 
 // dkey_bias and dslope (either may be nullptr) of a head; `exchange` is free shared memory, two floats a key.
-template <class Shape>
-__device__ __forceinline__ void finish_prior(KeySums<Shape>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys, int first_key,
-                                             Place<Shape> place) {
-  constexpr bool one_key = KeySums<Shape>::one_key;
+template <class Shape, bool few_registers>
+__device__ __forceinline__ void finish_prior(KeySums<Shape, few_registers>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys,
+                                             int first_key, Place<Shape> place) {
+  constexpr bool one_key = KeySums<Shape, few_registers>::one_key;
+  constexpr int prior_keys = KeySums<Shape, few_registers>::prior_keys;
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
   const bool writes = one_key || lane % 4 == 0;
   const auto row_of = [&](int i) { return place.warp_key + 8 * (one_key ? lane % 4 : i) + lane / 4; };
-  float2 result[KeySums<Shape>::prior_keys];
+  float2 result[prior_keys];
 #pragma unroll
-  for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) {
+  for (int i = 0; i < prior_keys; ++i) {
     result[i] = make_float2(sums.bias[i], sums.slope[i]);
     if constexpr (!one_key)
 #pragma unroll
@@ -257,12 +258,12 @@ __device__ __forceinline__ void finish_prior(KeySums<Shape>& sums, float2* excha
     __syncthreads();  // the last step's row terms are no longer read
     if (place.half == 1 && writes)
 #pragma unroll
-      for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) exchange[row_of(i)] = result[i];
+      for (int i = 0; i < prior_keys; ++i) exchange[row_of(i)] = result[i];
     __syncthreads();
   }
   if (place.half == 0 && writes)
 #pragma unroll
-    for (int i = 0; i < KeySums<Shape>::prior_keys; ++i) {
+    for (int i = 0; i < prior_keys; ++i) {
       const int row = row_of(i);
       const float2 other = Shape::query_warps == 2 ? exchange[row] : make_float2(0, 0);
       if (first_key + row >= keys) continue;
@@ -290,6 +291,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     const Place<Shape> place(static_cast<int>(threadIdx.x));
     const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
     const int offset = arguments.keys - arguments.queries;  // i' - i
+    const auto slope_now = [&] { return prior && arguments.slope ? arguments.slope[block_index_now(1)] : 0.0f; };
 
     // Steps [full, steps) need no mask; steps below `first` see none of these keys.
     const int steps = (arguments.queries + queries - 1) / queries;
@@ -323,17 +325,18 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       if (thread >= queries) return;
       float* to = query_terms + step % 2 * 2 * queries + thread;
       const float position = static_cast<float>(step * queries + thread + offset - block_index_now(0) * keys);
-      to[0] = -(prior ? fmaf(scale2 * row_term_step(slope_terms), position, lse * log2_e) : lse * log2_e);
+      to[0] = -(prior ? fmaf(slope_now() * log2_e, position, lse * log2_e) : lse * log2_e);
       to[queries] = -delta;
     };
 
-    KeySums<Shape> sums;
+    KeySums<Shape, !deterministic> sums;
     const auto ds_tile_of = [&](int step) { return ds_tiles + step % 2 * keys * queries; };
     const auto workspace_tile = [&](int step) {
       return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
     };
-    // The next step's terms come and go at the beginning of a step, where the products of dQ hide the way from memory; with the prior that spills.
-    constexpr bool early_terms = !deterministic && !prior;
+    // Registers are short, and what ptxas spills decides: whether the next step's terms come and go at the beginning of a step, and whether the
+    // addresses of the last two products are made anew.
+    constexpr bool early_terms = !deterministic && !prior, new_addresses = deterministic != prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
       multiply_ds<Shape>(dq, ds_tile_of(step), k_tile);
@@ -371,15 +374,20 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
         const Place<Shape> now(thread);
         const int first_key_now = block_index_now(0) * keys + now.warp_key + thread % 32 / 4;
         const int middle = step * queries + now.warp_query + Shape::warp_queries / 2 + offset;
-        add_prior<Shape>(sums, ds, static_cast<float>(first_key_now - middle));
+        add_prior(sums, ds, static_cast<float>(first_key_now - middle));
       }
       if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
       if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
-      const int later = opaque(static_cast<int>(threadIdx.x));  // as above: what the products need is made anew
-      const Place<Shape> then(later);
-      const typename Tile<D>::Lanes then_lanes(later % 32);
-      multiply_packed<D>(sums.dv, p, dout_tile, then.warp_query, then_lanes);
-      multiply_packed<D>(sums.dk, ds, q_tile, then.warp_query, then_lanes);
+      const auto add_products = [&](int first_query, typename Tile<D>::Lanes now) {
+        multiply_packed<D>(sums.dv, p, dout_tile, first_query, now);
+        multiply_packed<D>(sums.dk, ds, q_tile, first_query, now);
+      };
+      if constexpr (!new_addresses) {
+        add_products(warp_query, lanes);
+      } else {
+        const int thread = opaque(static_cast<int>(threadIdx.x));
+        add_products(Place<Shape>(thread).warp_query, typename Tile<D>::Lanes(thread % 32));
+      }
       if (!early_terms && step > first) store_terms(step - 1);
     };
 
@@ -387,10 +395,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
                                                        arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim);
     Tile<D>::template load<keys, Shape::threads, true>(v_tile, arguments.v.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
                                                        arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
-    if constexpr (prior) {
-      store_row_terms<keys>(slope_terms, arguments.slope ? arguments.slope[blockIdx.y] / arguments.scale : 0.0f);
-      __syncthreads();
-    }
+    if constexpr (prior) store_row_terms<keys>(slope_terms, slope_now() / arguments.scale);
     int step = steps - 1;
     load(step, std::true_type{});  // no other tile reaches beyond the queries
     fetch_terms(step);
@@ -417,10 +422,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
                           arguments.lanes,
                           arguments.scale};
     const GradientRows dv{arguments.dv.rows(sequence, head), arguments.dv.row_stride, arguments.keys, arguments.head_dim, arguments.head_dim, 1.0f};
-    finish_gradients<Shape>(sums, k_tile, dk, dv, end_key, end);
+    finish_gradients(sums, k_tile, dk, dv, end_key, end);
     if constexpr (prior)
-      finish_prior<Shape>(sums, reinterpret_cast<float2*>(query_terms), arguments.dkey_bias ? arguments.dkey_bias + key_scalar : nullptr,
-                          arguments.dslope ? arguments.dslope + key_scalar : nullptr, arguments.keys, end_key, end);
+      finish_prior(sums, reinterpret_cast<float2*>(query_terms), arguments.dkey_bias ? arguments.dkey_bias + key_scalar : nullptr,
+                   arguments.dslope ? arguments.dslope + key_scalar : nullptr, arguments.keys, end_key, end);
   }
 }
 

@@ -4,10 +4,10 @@
 // A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from the diagonal back, so that the tiles
 // which need a mask come first and the rest, the bulk, are computed without one. K and V of the next tile are copied while this one is computed.
 //
-// Logits stay unscaled, z / scale, and relative to the tile: (slope / scale) (j - j0), j0 being the tile's first key, is added to Q K^T; scale
-// log2(e) is applied within the exponential. A row's maximum is kept relative to the origin, the position of the block's first query, so that (slope
-// / scale) (j0 - origin) takes it to a tile. A row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
-// For d_h = 128, where registers are short, the accumulators begin at the slope's term, from a small table; reading it takes longer than adding.
+// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope / scale) (j - j0), j0 being the tile's first
+// key, which 16-byte reads of a small table bring; the slope costs no instruction a logit, and scale log2(e) is applied within the exponential. A
+// row's maximum is kept relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin) takes it to a tile. A
+// row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
 //
 // Any number near a row's maximum serves as the base of its softmax. What was summed so far is rescaled only when a maximum has risen so far that
 // exponentials would exceed 2^8, which a warp's rows seldom do after their first tile.
@@ -112,24 +112,6 @@ __device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_
 #pragma unroll
         for (int i = 0; i < 2; ++i)
           if (key + 8 * n + i >= limit) logits[t][n][2 * half + i] = -INFINITY;
-    }
-}
-
-// Whether the slope's terms come from the table.
-template <class Traits>
-constexpr bool slope_in_table = Traits::head_dim == 128;
-
-// Adds slope (j - j0), slope divided by scale. column: of the thread's first logit.
-template <class Traits>
-__device__ __forceinline__ void add_slope(Logits<Traits>& logits, float slope, int column) {
-  const float first = slope * static_cast<float>(column);
-#pragma unroll
-  for (int n = 0; n < Traits::keys / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float term = fmaf(slope, static_cast<float>(8 * n + i), first);
-#pragma unroll
-      for (int t = 0; t < Traits::row_tiles; ++t) logits[t][n][i] += term, logits[t][n][i + 2] += term;
     }
 }
 
@@ -266,8 +248,6 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       copy_async_commit();
     };
     const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f, factor = arguments.scale * log2_e;
-    constexpr bool in_table = has_slope && slope_in_table<Traits>;
-    if constexpr (in_table) store_column_terms<keys>(slope_terms, slope);
     RowState<Traits> rows;
 #pragma unroll
     for (float& maximum : rows.maximum) maximum = -INFINITY;
@@ -279,10 +259,9 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
       const typename T::Lanes lanes(opaque(lane));
       Logits<Traits> logits = {};
-      if constexpr (in_table) begin_at_column_terms(logits, slope_terms);
+      if constexpr (has_slope) begin_at_column_terms(logits, slope_terms);
       multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
       const int key = step * keys + 2 * (lane % 4);
-      if constexpr (has_slope && !in_table) add_slope<Traits>(logits, slope, 2 * (lane % 4));
       if constexpr (masked) mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
       exponentiate<Traits, masked, has_slope>(logits, rows, factor, slope * static_cast<float>(step * keys - origin));
       multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);
@@ -291,6 +270,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
     T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query,
                                                              arguments.queries, arguments.head_dim);
     load(steps - 1, std::true_type{});  // no other tile reaches beyond the keys
+    if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
     int step = steps - 1;
 #pragma unroll 1
     for (; step >= full; --step) compute(step, std::true_type{});

@@ -104,8 +104,6 @@ __device__ __forceinline__ void store_row_terms(float4* table, float term) {
   const float upper = term * static_cast<float>(row), lower = term * static_cast<float>(row + 8);
   table[thread] = make_float4(upper, upper, lower, lower);
 }
-// What the term grows by from row to row; exact.
-__device__ __forceinline__ float row_term_step(const float4* table) { return 0.125f * table[0].z; }
 // row: of this thread's first accumulator.
 template <int row_tiles, int fragments>
 __device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4], const float4* table, int row) {

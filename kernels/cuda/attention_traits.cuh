@@ -39,17 +39,17 @@ struct ForwardShape {
 
 // Accumulators a thread: row_tiles * (keys + D) / 2 registers (S and O).
 template <>
-struct ForwardTraits<32, Family::large_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};  // 96 accumulators, 24 KiB
+struct ForwardTraits<32, Family::large_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};  // 96 accumulators, 24.5 KiB
 template <>
-struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48 KiB
+struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48.5 KiB
 template <>
-struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};  // 192 accumulators, 96 KiB
+struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};  // 192 accumulators, 96.5 KiB
 template <>
 struct ForwardTraits<32, Family::small_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};
 template <>
-struct ForwardTraits<64, Family::small_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48 KiB
+struct ForwardTraits<64, Family::small_shared> : ForwardShape<64, 128, 64, 4, 2, 2> {};  // 128 accumulators, 48.5 KiB
 template <>
-struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 2, 1> {};  // 160 accumulators, 64 KiB
+struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 2, 1> {};  // 160 accumulators, 64.25 KiB
 
 // Backward, the pass over keys: a block owns `keys` rows of K and V and walks over the queries, `queries` at a time. Its warps stand in a grid of
 // key_warps (16 * key_tiles keys each) by query_warps (warp_queries each).
@@ -78,18 +78,18 @@ struct BackwardQueriesShape {
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
 
-// 8 warps, one block a multiprocessor, up to 255 registers. Bytes spilled (ptxas 13.0): the default form none for D <= 64, at most 20 for D = 128.
-// The form with dQ: none for D <= 64, but with the prior at D = 64 sm_80 24, sm_86 36, sm_90a 8; D = 128: at most 104.
+// 8 warps, one block a multiprocessor, up to 255 registers. Bytes spilled (ptxas 13.0): the default form none; the form with dQ none for D <= 64, but
+// 8 with the prior at D = 64 on sm_90a, and at most 140 for D = 128.
 template <int D, Family family>
 struct BackwardKeysTraits;
 template <Family family>
-struct BackwardKeysTraits<32, family> : BackwardKeysShape<32, 128, 64, 4, 2> {};  // 128 accumulators, 33 KiB (65 with dQ)
+struct BackwardKeysTraits<32, family> : BackwardKeysShape<32, 128, 64, 4, 2> {};  // 128 accumulators, 34 KiB (66 with dQ)
 template <Family family>
-struct BackwardKeysTraits<64, family> : BackwardKeysShape<64, 128, 64, 4, 2> {};  // 192 accumulators, 65 KiB (97 with dQ)
+struct BackwardKeysTraits<64, family> : BackwardKeysShape<64, 128, 64, 4, 2> {};  // 192 accumulators, 66 KiB (98 with dQ)
 template <>
-struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 128, 64, 8, 1> {};  // 192 accumulators, 129 KiB (161 with dQ)
+struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 128, 64, 8, 1> {};  // 192 accumulators, 130 KiB (162 with dQ)
 template <>
-struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};  // 160 accumulators, 97 KiB (113 with dQ: too much)
+struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};  // 160 accumulators, 98 KiB (114 with dQ: too much)
 
 // Up to 255 registers. Spills: none for D <= 64; D = 128 stores at most 44 bytes (sm_120, with a slope).
 template <int D, Family family>
