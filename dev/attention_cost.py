@@ -83,10 +83,10 @@ def kernels(traits, family):
         d = head_dim
         t = traits["ForwardTraits", d, family]
         tiles, keys = t["query_rows"] // (16 * t["warp_count"]), t["key_rows"]
-        # A logit: maximum, scale (in the exponential's FMA), sum, half a packing; out is rescaled once a step. Slope: two FMAs a row and step, by each of
-        # the four threads that share it.
+        # A logit: maximum, scale (in the exponential's FMA), sum, half a packing; each of the four threads of a row compares maxima, and rescales seldom.
+        # Slope: two FMAs a row and step.
         made.append(
-            Kernel("forward", d, t["query_rows"], keys, 2, 1 + 4 / keys, 3.5 + d / keys, 8 / keys,
+            Kernel("forward", d, t["query_rows"], keys, 2, 1, 3.5 + 16 / keys, 8 / keys,
                    t["warp_count"] * (d // 16) * (tiles + 2 * keys // 16), 4 * keys * d, t["blocks"], False, 4 * d + 4, 4 * d)
         )  # fmt: skip
         t = traits["BackwardKeysTraits", d, family]
