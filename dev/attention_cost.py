@@ -245,7 +245,7 @@ def main():
     print(f"FlashAttention-2's published forward on H100 (d_h = 64, causal, T = 16k, mma.sync too) is 299 TFLOP/s; for this kernel's shape the model says "
           f"{serial:.0f} serial and {overlapped:.0f} overlapped. Its published forward + backward there is 284; ours has 14 D FLOPs a pair where it has 10 D, "
           "the price of a dQ without atomics.")  # fmt: skip
-    print("Not modelled: instructions for addresses and masks, latency at the start of a block, dependence between the steps of one warp.")
+    print("Not modelled: instructions for addresses, masks and reads of the slope's table, latency at the start of a block, dependence between the steps of one warp.")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def how_it_fails(binary, test):
     environment = {**os.environ, "GOAT_TEST_DEVICES": "simt", "GOAT_TEST_REDUCED": "1", "OMP_NUM_THREADS": "1"}
     command = [binary, "--filenames-as-tags", f"[#{test}]", "--abort", "--warn", "NoTests"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, errors="replace")
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, errors="replace")
     except subprocess.TimeoutExpired:
         return "does not end"
     if done.returncode == 0:

@@ -252,9 +252,9 @@ struct AttentionForward {
 };
 
 // With S_ij = p_ij (<dout_i, v_j> - <dout_i, out_i>) = dL/dz_ij, taken in fp32:
-// dq = scale S k, dk = scale S^T q, dv = p^T dout. The lanes (coordinates content_dim .. d_h) of dq and dk are written as zeros, so that the
-// gradient of the padded projection rows is exactly zero; what would stand there leaves in fp32 instead:
-// As rows of S add up to 0, (j - i') may be (j - r_i) in dslope, r_i any position near i': one key's share is then another, their sum the same.
+// dq = scale S k, dk = scale S^T q, dv = p^T dout. As rows of S add up to 0, (j - i') may be (j - r_i) in dslope, r_i any position near i': one key's
+// share is then another, their sum the same. The lanes (coordinates content_dim .. d_h) of dq and dk are written as zeros, so that the gradient of
+// the padded projection rows is exactly zero; what would stand there leaves in fp32 instead:
 struct AttentionBackward {
   Tensor dq;         // strided [B, T_q, H, d_h]
   Tensor dk;         // strided [B, T_k, H, d_h]

@@ -85,7 +85,6 @@ std::vector<double> times(std::vector<double> values, double factor) {
   return values;
 }
 
-// [B, H, T] -> [H], summed over sequences and keys.
 double norm(const std::vector<double>& values) { return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0)); }
 
 std::vector<std::vector<double>> results(const DeviceAttention& attention) {

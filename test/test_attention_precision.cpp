@@ -177,7 +177,6 @@ TEST_CASE("attention precision: a tile's prior logits are within the bound at T=
 }
 
 namespace {
-// [B, H, T] -> [H]: the sum over sequences of the first `keys` keys.
 // sum_ij bf16(S_ij) (j - i') of each head: d lambda, were S rounded to bf16 before it is summed.
 std::vector<double> dlambda_from_packed(const AttentionProblem& problem) {
   const AttentionValues values = attention(problem);

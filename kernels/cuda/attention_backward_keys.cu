@@ -39,10 +39,11 @@ namespace goat::GOAT_TARGET {
 namespace {
 
 // What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each has a quarter of the queries.
-template <class Shape, bool few_registers>
+template <class Shape, bool with_dq>
 struct KeySums {
-  // Where registers are short and a thread has four keys, each of the four lanes takes the sums of one of them, row 8 (lane%4) + lane/4.
-  static constexpr bool one_key = few_registers && Shape::key_tiles == 2;
+  // The form with dQ has no registers left: where a thread has four keys, each of the four lanes takes the sums of one of them, row 8 (lane%4) +
+  // lane/4.
+  static constexpr bool one_key = with_dq && Shape::key_tiles == 2;
   static constexpr int prior_keys = one_key ? 1 : 2 * Shape::key_tiles;
   float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
   float dv[Shape::key_tiles][Shape::head_dim / 8][4] = {};
@@ -109,8 +110,8 @@ __device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negativ
 }
 
 // lag: (this thread's first key) - (position of the middle of the queries that the warp takes in this step).
-template <class Shape, bool few_registers>
-__device__ __forceinline__ void add_prior(KeySums<Shape, few_registers>& sums, const Scores<Shape>& ds, float lag) {
+template <class Shape, bool with_dq>
+__device__ __forceinline__ void add_prior(KeySums<Shape, with_dq>& sums, const Scores<Shape>& ds, float lag) {
   float sum[2 * Shape::key_tiles];
 #pragma unroll
   for (int row = 0; row < 2 * Shape::key_tiles; ++row) {
@@ -120,7 +121,7 @@ __device__ __forceinline__ void add_prior(KeySums<Shape, few_registers>& sums, c
 #pragma unroll
     for (int n = 1; n < Shape::warp_queries / 8; ++n) sum[row] += part[n][half], sum[row] += part[n][half + 1];
   }
-  if constexpr (KeySums<Shape, few_registers>::one_key) {
+  if constexpr (KeySums<Shape, with_dq>::one_key) {
     const int lane = opaque(static_cast<int>(threadIdx.x));
     const bool odd = lane & 1, upper = lane & 2;
     const float first = (odd ? sum[1] : sum[0]) + __shfl_xor_sync(all_lanes, odd ? sum[0] : sum[1], 1);
@@ -129,7 +130,7 @@ __device__ __forceinline__ void add_prior(KeySums<Shape, few_registers>& sums, c
     lag += static_cast<float>((lane & 3) * 8);
   }
 #pragma unroll
-  for (int row = 0; row < KeySums<Shape, few_registers>::prior_keys; ++row) {
+  for (int row = 0; row < KeySums<Shape, with_dq>::prior_keys; ++row) {
     sums.bias[row] += sum[row];
     sums.slope[row] = fmaf(lag + static_cast<float>(8 * row), sum[row], sums.slope[row]);
   }
@@ -206,8 +207,8 @@ __device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4
 }
 
 // The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles` is free shared memory.
-template <class Shape, bool few_registers>
-__device__ __forceinline__ void finish_gradients(KeySums<Shape, few_registers>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv,
+template <class Shape, bool with_dq>
+__device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv,
                                                  int first_key, Place<Shape> place) {
   constexpr int D = Shape::head_dim, warp_elements = 16 * Shape::key_tiles * D;
   const int row = first_key + place.warp_key, warp = place.warp_key / (16 * Shape::key_tiles);
@@ -235,11 +236,11 @@ __device__ __forceinline__ void finish_gradients(KeySums<Shape, few_registers>& 
 }
 
 // dkey_bias and dslope (either may be nullptr) of a head; `exchange` is free shared memory, two floats a key.
-template <class Shape, bool few_registers>
-__device__ __forceinline__ void finish_prior(KeySums<Shape, few_registers>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys,
+template <class Shape, bool with_dq>
+__device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys,
                                              int first_key, Place<Shape> place) {
-  constexpr bool one_key = KeySums<Shape, few_registers>::one_key;
-  constexpr int prior_keys = KeySums<Shape, few_registers>::prior_keys;
+  constexpr bool one_key = KeySums<Shape, with_dq>::one_key;
+  constexpr int prior_keys = KeySums<Shape, with_dq>::prior_keys;
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
   const bool writes = one_key || lane % 4 == 0;
   const auto row_of = [&](int i) { return place.warp_key + 8 * (one_key ? lane % 4 : i) + lane / 4; };
