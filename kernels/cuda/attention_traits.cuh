@@ -89,7 +89,8 @@ struct BackwardKeysTraits<64, family> : BackwardKeysShape<64, 128, 64, 4, 2> {};
 template <>
 struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 128, 64, 8, 1> {};  // 192 accumulators, 130 KiB (162 with dQ)
 template <>
-struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};  // 160 accumulators, 97.5 KiB (113.5 with dQ: too much)
+struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {
+};  // 160 accumulators, 97.5 KiB (113.5 with dQ: too much)
 
 // Up to 255 registers, no spills.
 template <int D, Family family>
