@@ -268,6 +268,7 @@ TEST_CASE("config: broken TOML and duplicate keys are refused with the line") {
   check_mentions(refusal_of_toml("[model]\nheads = 4\n[model\n"), {"run.toml:3", "not valid TOML"});
   check_mentions(refusal_of_toml("model.heads 4\n"), {"run.toml:1", "not valid TOML", "model.heads 4"});
   check_mentions(refusal_of_toml("[data]\ntrain = \"a\n"), {"run.toml:2", "not valid TOML"});
+  check_mentions(refusal_of_toml("[data]\r\n[\r\rmodel]\r\n"), {"run.toml:2", "carriage return within a line"});
   check_mentions(refusal_of_toml("[data]\ntrain = \"\xc3\xa9\xff\xfe\"\n"), {"run.toml:2", "not valid TOML", "train = \"\xc3\xa9??\""});
   check_mentions(refusal_of_toml(std::string("[data]\n[\0\0", 9)), {"run.toml:2", "code 0", "text file"});
   check_mentions(refusal_of_toml("[data]\nbl\u00f6ck = 1\n"), {"run.toml:2", "outside ASCII", "bl\u00f6ck = 1"});

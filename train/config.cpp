@@ -153,8 +153,10 @@ bool is_quoted_value(std::string_view line) {
 }
 
 // What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined behaviour (found by fuzzing): a character
-// outside ASCII that it meets outside a string or comment, and some section names. Empty if nothing is.
+// outside ASCII that it meets outside a string or comment, a lone carriage return, and some section names. Empty if nothing is.
 std::string unparsable(const std::string& line) {
+  if (const std::size_t at = line.find('\r'); at != std::string::npos && at + 1 < line.size())
+    return "carriage return within a line; end lines with \\n or \\r\\n";
   for (const char c : line)
     if (is_control(c) && c != '\t' && c != '\r') return "control character with code " + std::to_string(c) + "; is this a text file?";
   const std::string text = trimmed(line);
