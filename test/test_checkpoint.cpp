@@ -2,8 +2,6 @@
 
 #include "train/checkpoint.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +10,7 @@
 #include "data/token_source.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/temporary_folder.h"
 #include "train/files.h"
 #include "train/model_parameters.h"
 #include "train/safetensors.h"
@@ -21,13 +20,6 @@ using namespace goat;
 namespace fs = std::filesystem;
 
 namespace {
-
-// A folder that is removed at the end of the test.
-struct TemporaryFolder {
-  fs::path path = fs::temp_directory_path() / ("goat_checkpoint_" + std::to_string(goat::test::fresh_seed()) + "_" + std::to_string(::getpid()));
-  TemporaryFolder() { fs::create_directories(path / "checkpoints"); }
-  ~TemporaryFolder() { fs::remove_all(path); }
-};
 
 Config tiny_config() {
   return load_config("copy_mixture", {"model.width=16", "prior.pos_rank=1", "prior.abs_rank=2", "data.seq_len=8", "train.batch=2", "train.steps=8",
@@ -39,18 +31,19 @@ struct Run {
   Config config = tiny_config();
   std::unique_ptr<Device> device = open_device("cpu");
   TrainingPlan plan{config};
-  TemporaryFolder folder;
+  goat::test::TemporaryFolder folder;
   Run() {
+    fs::create_directory(folder.path() / "checkpoints");
     plan.memory.allocate(*device);
     plan.parameters.bind();
     plan.parameters.initialize(*device, 1);
   }
   fs::path save(std::int64_t step) {
-    return save_checkpoint(folder.path, config, {.step = step, .updates = step, .loss = 1.5}, *device, plan.parameters);
+    return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, *device, plan.parameters);
   }
   std::vector<std::string> steps() const {
     std::vector<std::string> names;
-    for (const fs::path& path : checkpoint_folders(folder.path)) names.push_back(path.filename().string());
+    for (const fs::path& path : checkpoint_folders(folder.path())) names.push_back(path.filename().string());
     return names;
   }
 };
@@ -138,11 +131,11 @@ TEST_CASE("checkpoint: the newest complete one is found, damaged ones before it 
   run.save(1);
   run.save(2);
   run.save(3);
-  fs::remove(run.folder.path / "checkpoints/step_00000003/state.json");
-  change_byte(run.folder.path / "checkpoints/step_00000002/model.safetensors", 2000);
-  fs::create_directories(run.folder.path / "checkpoints/.step_00000009");
+  fs::remove(run.folder.path() / "checkpoints/step_00000003/state.json");
+  change_byte(run.folder.path() / "checkpoints/step_00000002/model.safetensors", 2000);
+  fs::create_directories(run.folder.path() / "checkpoints/.step_00000009");
   std::vector<std::string> warnings;
-  const auto found = newest_checkpoint(run.folder.path, [&](const std::string& text) { warnings.push_back(text); });
+  const auto found = newest_checkpoint(run.folder.path(), [&](const std::string& text) { warnings.push_back(text); });
   REQUIRE(found);
   CHECK(found->folder.filename() == "step_00000001");
   REQUIRE(warnings.size() == 2);
@@ -153,14 +146,14 @@ TEST_CASE("checkpoint: the newest complete one is found, damaged ones before it 
 TEST_CASE("checkpoint: cleaning up keeps the newest, milestones, and whatever is not its own") {
   Run run;
   for (const std::int64_t step : {2, 4, 5, 6, 8, 10}) run.save(step);
-  fs::create_directories(run.folder.path / "checkpoints/step_best");
-  fs::create_directories(run.folder.path / "checkpoints/.step_00000012");
-  const fs::path newest = run.folder.path / "checkpoints/step_00000010";
-  remove_old_checkpoints(run.folder.path, 2, 4, newest);
+  fs::create_directories(run.folder.path() / "checkpoints/step_best");
+  fs::create_directories(run.folder.path() / "checkpoints/.step_00000012");
+  const fs::path newest = run.folder.path() / "checkpoints/step_00000010";
+  remove_old_checkpoints(run.folder.path(), 2, 4, newest);
   CHECK(run.steps() == std::vector<std::string>{"step_00000010", "step_00000008", "step_00000004"});
-  CHECK(fs::exists(run.folder.path / "checkpoints/step_best"));
-  CHECK_FALSE(fs::exists(run.folder.path / "checkpoints/.step_00000012"));
-  remove_old_checkpoints(run.folder.path, 0, 0, newest);
+  CHECK(fs::exists(run.folder.path() / "checkpoints/step_best"));
+  CHECK_FALSE(fs::exists(run.folder.path() / "checkpoints/.step_00000012"));
+  remove_old_checkpoints(run.folder.path(), 0, 0, newest);
   CHECK(run.steps().size() == 3);
 }
 
@@ -169,8 +162,8 @@ TEST_CASE("checkpoint: saving the same step again replaces it; a failed save lea
   run.save(4);
   run.save(4);
   CHECK(run.steps() == std::vector<std::string>{"step_00000004"});
-  fs::remove_all(run.folder.path / "checkpoints");
-  std::ofstream(run.folder.path / "checkpoints") << "a file where the folder should be";
+  fs::remove_all(run.folder.path() / "checkpoints");
+  std::ofstream(run.folder.path() / "checkpoints") << "a file where the folder should be";
   CHECK_THROWS_AS(run.save(5), std::runtime_error);
   CHECK(run.steps().empty());
 }

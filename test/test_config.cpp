@@ -10,6 +10,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/temporary_folder.h"
 #include "train/config.h"
 #include "train/config_keys.h"
 
@@ -45,28 +46,6 @@ void check_mentions(const std::string& message, const std::vector<std::string>& 
   INFO("message: " << message);
   for (const std::string& part : parts) CHECK_THAT(message, ContainsSubstring(part));
 }
-
-// A folder for one test, removed with all it holds.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "goat_config_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string path() const { return path_.string(); }
-  std::string file(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 // The bytes of `config` that a key stores its value in.
 std::pair<const char*, std::size_t> bytes_of(const Key& key) {
@@ -123,7 +102,7 @@ TEST_CASE("config keys: every key is reached by --set and by TOML, and shows in 
 }
 
 TEST_CASE("config: to_toml loads as the same configuration") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   for (const Preset& preset : presets()) {
     INFO(preset.name);
     CHECK(!preset.description.empty());
@@ -297,12 +276,12 @@ TEST_CASE("config: the later of train.steps and train.tokens sets the length, bo
 }
 
 TEST_CASE("config: missing, unreadable, empty and foreign files are explained") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   check_mentions(refusal_of("copy_mixtrue", {}), {"copy_mixtrue", "did you mean copy_mixture?", "--list-configs"});
   check_mentions(refusal_of("", {}), {"--list-configs"});
-  check_mentions(refusal_of(folder.path() + "/missing.toml", {}), {"missing.toml", "no such file"});
+  check_mentions(refusal_of(folder.path().string() + "/missing.toml", {}), {"missing.toml", "no such file"});
   check_mentions(refusal_of("missing.toml", {}), {"missing.toml", "no such file"});
-  check_mentions(refusal_of(folder.path(), {}), {folder.path(), "directory"});
+  check_mentions(refusal_of(folder.path().string(), {}), {folder.path().string(), "directory"});
   check_mentions(refusal_of(folder.file("empty.toml", " \n"), {}), {"empty.toml", "is empty"});
   check_mentions(refusal_of(folder.file("weights.toml", std::string(2 << 20, '#')), {}), {"weights.toml", "larger than 1 MiB"});
   check_mentions(refusal_of(folder.file("binary.toml", std::string("\x7f\x45LF\0\1", 6)), {}), {"binary.toml:1", "not valid TOML", "code 127"});

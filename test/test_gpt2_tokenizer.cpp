@@ -10,6 +10,7 @@
 #include "data/token_source.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/temporary_folder.h"
 
 using namespace goat;
 namespace fs = std::filesystem;
@@ -34,9 +35,7 @@ std::string spelled(unsigned char byte) {
 // A folder with a vocabulary of the 256 bytes (id = byte), the merges, and <|endoftext|>; removed with the object.
 class TinyVocabulary {
  public:
-  explicit TinyVocabulary(const Merges& merges, bool special = true)
-      : folder_(fs::temp_directory_path() / ("gpt2_test_" + std::to_string(goat::test::fresh_seed()))) {
-    fs::create_directories(folder_);
+  explicit TinyVocabulary(const Merges& merges, bool special = true) {
     for (int byte = 0; byte < 256; ++byte) ids[spelled(static_cast<unsigned char>(byte))] = byte;
     std::string lines = "#version: 0.2\n";
     for (const auto& [left, right] : merges) {
@@ -49,17 +48,14 @@ class TinyVocabulary {
     write("vocab.bpe", lines);
     write("encoder.json", nlohmann::json(ids).dump());
   }
-  ~TinyVocabulary() { fs::remove_all(folder_); }
-  TinyVocabulary(const TinyVocabulary&) = delete;
-  TinyVocabulary& operator=(const TinyVocabulary&) = delete;
 
-  void write(const char* name, const std::string& text) const { std::ofstream(folder_ / name, std::ios::binary) << text; }
-  const fs::path& folder() const { return folder_; }
+  void write(const char* name, const std::string& text) const { folder_.file(name, text); }
+  const fs::path& folder() const { return folder_.path(); }
 
   std::map<std::string, int> ids;
 
  private:
-  fs::path folder_;
+  goat::test::TemporaryFolder folder_;
 };
 
 // Byte-pair encoding by its definition: merge the pair of lowest rank, leftmost first, until there is none.

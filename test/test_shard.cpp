@@ -17,29 +17,13 @@
 #include "data/shard_source.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/temporary_folder.h"
 
 namespace goat {
 namespace {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::uint16_t>;
-
-// A folder of its own for each test, removed at the end.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "goat_shards_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
 
 void write_bytes(const std::string& path, const void* bytes, std::size_t count) {
   std::ofstream file(path, std::ios::binary);
@@ -93,7 +77,7 @@ constexpr std::int64_t vocab = 60'000;
 }  // namespace
 
 TEST_CASE("shard: reads back what was written, at any offset") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const Tokens tokens = counting(1000, 17);
   write_shard(folder.file("a.bin"), tokens);
   const Shard shard(folder.file("a.bin"), vocab);
@@ -114,7 +98,7 @@ TEST_CASE("shard: reads back what was written, at any offset") {
 }
 
 TEST_CASE("shard: files that are no valid shard are refused by name, with what was expected and found") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const std::string path = folder.file("bad.bin");
   const Tokens tokens = counting(10);
   const auto open = [&] { Shard(path, vocab); };
@@ -174,7 +158,7 @@ TEST_CASE("shard: random damage to a header is refused or harmless") {
   const std::uint64_t seed = test::fresh_seed();
   INFO("seed " << seed);
   test::Rng rng(seed);
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const std::string path = folder.file("a.bin");
   for (int round = 0; round < 300; ++round) {
     Header header = header_of(10);
@@ -192,7 +176,7 @@ TEST_CASE("shard: random damage to a header is refused or harmless") {
 }
 
 TEST_CASE("shard: the largest count (4 GiB) is read with 64-bit offsets") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const std::string path = folder.file("large.bin");
   const std::int64_t count = std::numeric_limits<std::int32_t>::max();
   write_shard(path, {}, header_of(count));
@@ -225,7 +209,7 @@ TEST_CASE("shard: the largest count (4 GiB) is read with 64-bit offsets") {
 }
 
 TEST_CASE("shard source: a token id outside the vocabulary names shard and index, wherever it is") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t_0.bin"), counting(100));
   Tokens tokens = counting(100);
   tokens[70] = 200;  // the first id too large
@@ -245,7 +229,7 @@ TEST_CASE("shard source: a token id outside the vocabulary names shard and index
 }
 
 TEST_CASE("shard source: a shard that changes during training is an error at the next read, not a crash") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const std::string path = folder.file("t.bin");
   write_shard(path, counting(1000));
   ShardSource source({.pattern = path, .seq_len = 100, .bos_block = true, .bos = 1, .vocab = vocab});
@@ -278,7 +262,7 @@ TEST_CASE("shard source: a shard that changes during training is an error at the
 }
 
 TEST_CASE("shard source: blocks in order are cut from the stream as documented, across shards of any length") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   const int total = 103;
   const std::vector<int> cuts = {0, 3, 3, 4, 41, 80, 103};  // an empty shard, one of a single token, several longer ones
   for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
@@ -307,7 +291,7 @@ TEST_CASE("shard source: blocks in order are cut from the stream as documented, 
 TEST_CASE("shard source: a shuffled epoch reads each block once, and epochs differ in order and shift") {
   const std::uint64_t seed = test::fresh_seed();
   INFO("seed " << seed);
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t_0.bin"), counting(400));
   write_shard(folder.file("t_1.bin"), counting(610, 400));
   for (const bool bos : {true, false}) {
@@ -349,7 +333,7 @@ TEST_CASE("shard source: a shuffled epoch reads each block once, and epochs diff
 }
 
 TEST_CASE("shard source: a set just long enough is used, one token less is an error that says so") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t.bin"), counting(16));
   for (const bool bos : {true, false}) {
     for (const bool shuffle : {false, true}) {
@@ -366,7 +350,7 @@ TEST_CASE("shard source: a set just long enough is used, one token less is an er
 }
 
 TEST_CASE("shard source: a short shuffled set keeps one block and shifts it within the set") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t.bin"), counting(24));
   ShardSource source({.pattern = folder.file("t.bin"), .seq_len = 16, .bos_block = true, .bos = 0, .vocab = vocab, .shuffle = true, .seed = 3});
   CHECK(source.sequences() == 1);
@@ -377,7 +361,7 @@ TEST_CASE("shard source: a short shuffled set keeps one block and shifts it with
 }
 
 TEST_CASE("shard source: a pattern that matches nothing says how to make shards; impossible options are refused") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   check_error([&] { ShardSource({.pattern = folder.file("no_*.bin"), .seq_len = 4, .vocab = 10}); },
               {folder.file("no_*.bin"), "data/prepare.py text"});
   check_error([&] { ShardSource({.pattern = "", .seq_len = 4, .vocab = 10}); }, {"data/prepare.py text"});
@@ -393,7 +377,7 @@ TEST_CASE("shard source: a pattern that matches nothing says how to make shards;
 }
 
 TEST_CASE("shard source: threads read the same sequences as one") {
-  const Folder folder;
+  const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t.bin"), counting(5000));
   ShardSource source({.pattern = folder.file("t.bin"), .seq_len = 32, .bos_block = true, .bos = 0, .vocab = vocab, .shuffle = true, .seed = 5});
   std::vector<std::vector<std::int32_t>> want;
