@@ -21,14 +21,17 @@ namespace goat {
 namespace {
 
 int list_configs() {
-  for (const Preset& preset : presets()) std::printf("%-16s %s\n", preset.name.c_str(), preset.description.c_str());
+  for (const Preset& preset : presets())
+    std::printf("%-16s %s\n", preset.name.c_str(), preset.description.c_str());
   return 0;
 }
 
 std::filesystem::path run_folder(const TrainOptions& options) {
   if (!options.out.empty()) return options.out;
   const std::filesystem::path config = options.config;
-  return config.filename() == "config.toml" ? config.parent_path() : std::filesystem::path("runs") / config.stem();  // a run's own config: that run
+  return config.filename() == "config.toml"
+             ? config.parent_path()
+             : std::filesystem::path("runs") / config.stem();  // a run's own config: that run
 }
 
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
@@ -41,17 +44,23 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
 
 void check_precision(const Config& config, const Device& device) {
   if (config.model.precision != "bf16") return;
-  throw ConfigError(device.info().name == "cpu"
-                        ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
-                        : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" or \"auto\"");
+  throw ConfigError(
+      device.info().name == "cpu"
+          ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
+          : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" or "
+            "\"auto\"");
 }
 
-bool due(std::int64_t interval, std::int64_t steps_done) { return interval > 0 && steps_done % interval == 0; }
+bool due(std::int64_t interval, std::int64_t steps_done) {
+  return interval > 0 && steps_done % interval == 0;
+}
 
 // Saves what `log` has reached. Returns the checkpoint's folder, empty if it could not.
-std::filesystem::path save(const RunFolder& run, const Config& config, Device& device, const Trainer& trainer, TrainingLog& log) {
+std::filesystem::path save(const RunFolder& run, const Config& config, Device& device, const Trainer& trainer,
+                           TrainingLog& log) {
   try {
-    const std::filesystem::path checkpoint = save_checkpoint(run.path(), config, log.state(trainer.spikes()), device, trainer.parameters());
+    const std::filesystem::path checkpoint =
+        save_checkpoint(run.path(), config, log.state(trainer.spikes()), device, trainer.parameters());
     remove_old_checkpoints(run.path(), config.checkpoint.keep, config.checkpoint.milestone, checkpoint);
     log.saved(checkpoint);
     return checkpoint;
@@ -62,8 +71,8 @@ std::filesystem::path save(const RunFolder& run, const Config& config, Device& d
 }
 
 // One training step. If its data are bad, what the steps before it have reached is saved first.
-StepState step_or_save(Trainer& trainer, const RunFolder& run, const Config& config, Device& device, TrainingLog& log,
-                       const std::filesystem::path& checkpoint) {
+StepState step_or_save(Trainer& trainer, const RunFolder& run, const Config& config, Device& device,
+                       TrainingLog& log, const std::filesystem::path& checkpoint) {
   try {
     return trainer.step(log.state().step);
   } catch (const DataError&) {
@@ -81,7 +90,10 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
 
   Trainer trainer(config, device, *training, validation.get());
   trainer.require_memory();
-  RunFolder run(run_folder(options), config, options.resume ? ExistingRun::resume : options.overwrite ? ExistingRun::overwrite : ExistingRun::refuse);
+  RunFolder run(run_folder(options), config,
+                options.resume      ? ExistingRun::resume
+                : options.overwrite ? ExistingRun::overwrite
+                                    : ExistingRun::refuse);
   TrainingLog log(config, device, run);
   log.announce(why, *training, trainer.memory().total_bytes());
   trainer.allocate();
@@ -101,12 +113,14 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
     const std::int64_t done = log.state().step + 1;
     const bool validate = done == config.steps() || due(config.eval.interval, done);
     log.step(done, result, seconds, validate ? trainer.validate() : std::nullopt);
-    checkpoint = due(config.checkpoint.interval, done) ? save(run, config, device, trainer, log) : std::filesystem::path();
+    checkpoint = due(config.checkpoint.interval, done) ? save(run, config, device, trainer, log)
+                                                       : std::filesystem::path();
     diverged = result.consecutive_skips >= config.train.max_skips;
   }
 
   if (checkpoint.empty()) checkpoint = save(run, config, device, trainer, log);
-  if (stop_signal() && log.state().step < config.steps()) return log.stopped(stop_signal(), !checkpoint.empty());
+  if (stop_signal() && log.state().step < config.steps())
+    return log.stopped(stop_signal(), !checkpoint.empty());
   log.finish(checkpoint, training->bayes_optimal_loss());
   if (diverged) return log.diverged();
   return checkpoint.empty() ? 1 : 0;
@@ -129,14 +143,16 @@ int run_command(const CommandLine& line) {
   }
   if (training) return train(*training, *device, why);
   if (const auto* evaluation = std::get_if<EvalOptions>(&line.command)) return run_eval(*evaluation, *device);
-  if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command)) return run_analyze(*analysis, *device);
+  if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command))
+    return run_analyze(*analysis, *device);
   return run_sample(std::get<SampleOptions>(line.command), *device);
 }
 
 }  // namespace
 }  // namespace goat
 
-// Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.
+// Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a
+// signal after saving.
 int main(int argc, char** argv) {
   goat::limit_spinning(argv);
   std::signal(SIGPIPE, SIG_IGN);  // a closed terminal or `| head` must not stop a training run

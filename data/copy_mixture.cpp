@@ -14,29 +14,36 @@ double entropy_term(double p) { return p > 0 ? -p * std::log(p) : 0; }
 }  // namespace
 
 CopyMixture::CopyMixture(const CopyMixtureOptions& options) : options_(options) {
-  const bool valid = options.vocab >= 2 && options.vocab <= std::numeric_limits<std::int32_t>::max() && options.seq_len >= 1 &&
-                     options.p_first >= 0 && options.p_prev >= 0 && options.p_first + options.p_prev <= 1;
+  const bool valid = options.vocab >= 2 && options.vocab <= std::numeric_limits<std::int32_t>::max() &&
+                     options.seq_len >= 1 && options.p_first >= 0 && options.p_prev >= 0 &&
+                     options.p_first + options.p_prev <= 1;
   if (!valid) {
-    throw std::invalid_argument("copy mixture: vocab >= 2, seq_len >= 1, p_first >= 0, p_prev >= 0 and p_first + p_prev <= 1 must hold; found " +
-                                description());
+    throw std::invalid_argument(
+        "copy mixture: vocab >= 2, seq_len >= 1, p_first >= 0, p_prev >= 0 and p_first + p_prev <= 1 must "
+        "hold; found " +
+        description());
   }
 }
 
 std::string CopyMixture::description() const {
   std::ostringstream text;
-  text << "copy mixture, " << (options_.validation ? "validation" : "training") << ": vocab " << options_.vocab << ", seq_len " << options_.seq_len
-       << ", p_first " << options_.p_first << ", p_prev " << options_.p_prev << ", seed " << options_.seed;
+  text << "copy mixture, " << (options_.validation ? "validation" : "training") << ": vocab "
+       << options_.vocab << ", seq_len " << options_.seq_len << ", p_first " << options_.p_first
+       << ", p_prev " << options_.p_prev << ", seed " << options_.seed;
   return text.str();
 }
 
 void CopyMixture::read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
   const auto length = static_cast<std::size_t>(options_.seq_len);
   if (inputs.size() != length || targets.size() != length) {
-    throw std::invalid_argument("CopyMixture::read: spans of " + std::to_string(inputs.size()) + " and " + std::to_string(targets.size()) +
-                                " tokens, sequences have " + std::to_string(length));
+    throw std::invalid_argument("CopyMixture::read: spans of " + std::to_string(inputs.size()) + " and " +
+                                std::to_string(targets.size()) + " tokens, sequences have " +
+                                std::to_string(length));
   }
   const std::uint64_t item = index | (options_.validation ? std::uint64_t{1} << 63 : 0);
-  const auto draw = [&](std::size_t k) { return philox(options_.seed, RandomStream::copy_mixture, item, static_cast<std::uint32_t>(k)); };
+  const auto draw = [&](std::size_t k) {
+    return philox(options_.seed, RandomStream::copy_mixture, item, static_cast<std::uint32_t>(k));
+  };
   const auto uniform_token = [&](const PhiloxBlock& words) {
     return static_cast<std::int32_t>(uniform(words[1]) * static_cast<double>(options_.vocab));
   };
@@ -55,9 +62,10 @@ void CopyMixture::read(std::uint64_t index, std::span<std::int32_t> inputs, std:
   }
 }
 
-// Given the tokens up to x_i, with u = (1 - p_first - p_prev) / V, the next token is x_0 with probability p_first + u, x_{i-1} with p_prev + u, any
-// other with u; and if x_{i-1} = x_0 (always so at i = 0 and i = 1), that token has p_first + p_prev + u. The optimal predictor knows these
-// probabilities, so its expected loss at i is the entropy of the one case or the other, weighted by c_{i-1}, where c_k = P(x_k = x_0):
+// Given the tokens up to x_i, with u = (1 - p_first - p_prev) / V, the next token is x_0 with probability
+// p_first + u, x_{i-1} with p_prev + u, any other with u; and if x_{i-1} = x_0 (always so at i = 0 and i =
+// 1), that token has p_first + p_prev + u. The optimal predictor knows these probabilities, so its expected
+// loss at i is the entropy of the one case or the other, weighted by c_{i-1}, where c_k = P(x_k = x_0):
 //   c_0 = 1,   c_1 = p_first + p_prev + u,   c_k = p_first + u + p_prev c_{k-2}.
 std::optional<double> CopyMixture::bayes_optimal_loss() const {
   const double first = options_.p_first;
@@ -65,7 +73,8 @@ std::optional<double> CopyMixture::bayes_optimal_loss() const {
   const auto vocab = static_cast<double>(options_.vocab);
   const double noise = (1 - first - prev) / vocab;  // u
   const double same = entropy_term(first + prev + noise) + (vocab - 1) * entropy_term(noise);
-  const double different = entropy_term(first + noise) + entropy_term(prev + noise) + (vocab - 2) * entropy_term(noise);
+  const double different =
+      entropy_term(first + noise) + entropy_term(prev + noise) + (vocab - 2) * entropy_term(noise);
 
   double sum = 0;
   double coincidence = 1;       // P(x_{i-1} = x_0), with x_0 itself in its place at i = 0

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 namespace {
 constexpr const char* end_of_text_name = "<|endoftext|>";
 
-// In GPT-2's files a byte stands as one printable character: itself where it is one in Latin-1, else the next of U+0100, U+0101, ...
+// In GPT-2's files a byte stands as one printable character: itself where it is one in Latin-1, else the next
+// of U+0100, U+0101, ...
 struct ByteAlphabet {
   std::array<std::int32_t, 0x200> byte_of{};  // -1: stands for no byte
 
@@ -28,12 +29,14 @@ struct ByteAlphabet {
     byte_of.fill(-1);
     std::size_t next = 0x100;
     for (std::int32_t byte = 0; byte < 256; ++byte) {
-      const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+      const bool printable =
+          (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
       byte_of[printable ? static_cast<std::size_t>(byte) : next++] = byte;
     }
   }
 
-  // The bytes that `text` (UTF-8) stands for. Every character of the alphabet takes one or two bytes of UTF-8.
+  // The bytes that `text` (UTF-8) stands for. Every character of the alphabet takes one or two bytes of
+  // UTF-8.
   std::string bytes(std::string_view text) const {
     std::string result;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -45,7 +48,9 @@ struct ByteAlphabet {
       } else if (code >= 0x80) {
         code = 0;  // stands for no byte
       }
-      if (byte_of[code] < 0) throw std::invalid_argument("\"" + std::string(text) + "\" holds a character that stands for no byte");
+      if (byte_of[code] < 0)
+        throw std::invalid_argument("\"" + std::string(text) +
+                                    "\" holds a character that stands for no byte");
       result += static_cast<char>(byte_of[code]);
     }
     return result;
@@ -58,7 +63,8 @@ std::ifstream open_file(const fs::path& path) {
   if (!fs::is_regular_file(path) || !file)
     throw DataError(
         "--tokenizer-dir: cannot read " + path.string() +
-        "; GPT-2's vocab.bpe and encoder.json are at https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/ (the same files are called "
+        "; GPT-2's vocab.bpe and encoder.json are at "
+        "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/ (the same files are called "
         "merges.txt and vocab.json elsewhere)");
   return file;
 }
@@ -68,33 +74,42 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 }
 }  // namespace
 
-// GPT-2's cut into pieces: English contractions; words, numbers and runs of other characters, each with the space before it; runs of white space, of
-// which the last character is left to the next piece. White space is spelled out, because PCRE2's \s is not quite Unicode's White_Space.
+// GPT-2's cut into pieces: English contractions; words, numbers and runs of other characters, each with the
+// space before it; runs of white space, of which the last character is left to the next piece. White space is
+// spelled out, because PCRE2's \s is not quite Unicode's White_Space.
 class Gpt2Tokenizer::Pattern {
  public:
   Pattern() {
-    const std::string space = R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
-    const std::string pattern =
-        R"('(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^)" + space + R"(\p{L}\p{N}]+|[)" + space + "]+(?![^" + space + "])|[" + space + "]+";
+    const std::string space =
+        R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+    const std::string pattern = R"('(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^)" + space +
+                                R"(\p{L}\p{N}]+|[)" + space + "]+(?![^" + space + "])|[" + space + "]+";
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
-    if (!code_) throw std::runtime_error("PCRE2 does not compile GPT-2's pattern (error " + std::to_string(error) + "): was it built with Unicode?");
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                              PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+    if (!code_)
+      throw std::runtime_error("PCRE2 does not compile GPT-2's pattern (error " + std::to_string(error) +
+                               "): was it built with Unicode?");
     match_.reset(pcre2_match_data_create(1, nullptr));
     if (!match_) throw std::bad_alloc();
   }
 
-  // Calls piece(text) for each piece, in order; together they are the whole text, as each character starts one of the alternatives.
-  // Not for several threads at a time.
+  // Calls piece(text) for each piece, in order; together they are the whole text, as each character starts
+  // one of the alternatives. Not for several threads at a time.
   template <class Piece>
   void cut(std::string_view text, Piece piece) const {
     for (std::size_t done = 0; done < text.size();) {
-      const std::uint32_t checked = done == 0 ? 0 : PCRE2_NO_UTF_CHECK;  // the first call has checked all of the text
-      const int found =
-          pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), done, PCRE2_ANCHORED | checked, match_.get(), nullptr);
+      const std::uint32_t checked =
+          done == 0 ? 0 : PCRE2_NO_UTF_CHECK;  // the first call has checked all of the text
+      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), done,
+                                    PCRE2_ANCHORED | checked, match_.get(), nullptr);
       if (found <= PCRE2_ERROR_UTF8_ERR1 && found >= PCRE2_ERROR_UTF8_ERR21)
-        throw std::invalid_argument("the text is no UTF-8 at byte " + std::to_string(pcre2_get_startchar(match_.get())));
-      if (found < 0) throw std::runtime_error("PCRE2 cannot cut the text into pieces (error " + std::to_string(found) + ")");
+        throw std::invalid_argument("the text is no UTF-8 at byte " +
+                                    std::to_string(pcre2_get_startchar(match_.get())));
+      if (found < 0)
+        throw std::runtime_error("PCRE2 cannot cut the text into pieces (error " + std::to_string(found) +
+                                 ")");
       const std::size_t end = pcre2_get_ovector_pointer(match_.get())[1];
       piece(text.substr(done, end - done));
       done = end;
@@ -119,14 +134,19 @@ Gpt2Tokenizer::~Gpt2Tokenizer() = default;
 
 void Gpt2Tokenizer::read_ids(const fs::path& path) {
   std::ifstream file = open_file(path);
-  const auto fail = [&](const std::string& what) { return DataError(path.string() + ": not GPT-2's table of token ids: " + what); };
+  const auto fail = [&](const std::string& what) {
+    return DataError(path.string() + ": not GPT-2's table of token ids: " + what);
+  };
   const nlohmann::json table = nlohmann::json::parse(file, nullptr, false);
   if (!table.is_object()) throw fail("not one JSON object (is the file cut short?)");
   bytes_.resize(table.size());
   std::vector<bool> seen(table.size());
   for (const auto& [text, id] : table.items()) {
-    const bool fits = id.is_number_unsigned() && id.get<std::uint64_t>() < table.size() && !seen[id.get<std::size_t>()];
-    if (!fits) throw fail("\"" + text + "\" has the id " + id.dump() + "; expected each of 0 to " + std::to_string(table.size() - 1) + " once");
+    const bool fits =
+        id.is_number_unsigned() && id.get<std::uint64_t>() < table.size() && !seen[id.get<std::size_t>()];
+    if (!fits)
+      throw fail("\"" + text + "\" has the id " + id.dump() + "; expected each of 0 to " +
+                 std::to_string(table.size() - 1) + " once");
     const auto index = id.get<std::size_t>();
     seen[index] = true;
     try {
@@ -137,7 +157,8 @@ void Gpt2Tokenizer::read_ids(const fs::path& path) {
     ids_.emplace(bytes_[index], static_cast<std::int32_t>(index));
   }
   for (int byte = 0; byte < 256; ++byte)
-    if (!ids_.contains(std::string(1, static_cast<char>(byte)))) throw fail("byte " + std::to_string(byte) + " has no id");
+    if (!ids_.contains(std::string(1, static_cast<char>(byte))))
+      throw fail("byte " + std::to_string(byte) + " has no id");
   const auto special = ids_.try_emplace(end_of_text_name, static_cast<std::int32_t>(bytes_.size()));
   if (special.second) bytes_.emplace_back(end_of_text_name);
   end_of_text_ = special.first->second;
@@ -150,16 +171,20 @@ void Gpt2Tokenizer::read_merges(const fs::path& path) {
     ++number;
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
-    const auto fail = [&](const std::string& what) { return DataError(path.string() + " line " + std::to_string(number) + ": " + what); };
+    const auto fail = [&](const std::string& what) {
+      return DataError(path.string() + " line " + std::to_string(number) + ": " + what);
+    };
     const std::size_t space = line.find(' ');
-    if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) throw fail("expected two tokens with a space between them");
+    if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos)
+      throw fail("expected two tokens with a space between them");
     try {
       const std::string left = alphabet.bytes(std::string_view(line).substr(0, space)),
                         right = alphabet.bytes(std::string_view(line).substr(space + 1));
       const auto left_id = ids_.find(left), right_id = ids_.find(right), merged_id = ids_.find(left + right);
       if (left_id == ids_.end() || right_id == ids_.end() || merged_id == ids_.end())
         throw fail("encoder.json has no id for a token of this merge; do the two files belong together?");
-      merges_.try_emplace(pair_key(left_id->second, right_id->second), Merge{static_cast<std::int32_t>(merges_.size()), merged_id->second});
+      merges_.try_emplace(pair_key(left_id->second, right_id->second),
+                          Merge{static_cast<std::int32_t>(merges_.size()), merged_id->second});
     } catch (const std::invalid_argument& error) {
       throw fail(error.what());
     }
@@ -188,17 +213,21 @@ void Gpt2Tokenizer::encode_piece(std::string_view piece, std::vector<std::int32_
     std::int32_t rank;
     std::size_t left;  // node
     std::int32_t left_id, right_id, merged_id;
-    bool operator>(const Possible& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }
+    bool operator>(const Possible& other) const {
+      return rank != other.rank ? rank > other.rank : left > other.left;
+    }
   };
   std::vector<Node> nodes(piece.size());
   for (std::size_t i = 0; i < piece.size(); ++i)
-    nodes[i] = {ids_.at(std::string(1, piece[i])), i == 0 ? none : i - 1, i + 1 == piece.size() ? none : i + 1};
+    nodes[i] = {ids_.at(std::string(1, piece[i])), i == 0 ? none : i - 1,
+                i + 1 == piece.size() ? none : i + 1};
 
   std::priority_queue<Possible, std::vector<Possible>, std::greater<>> possible;
   const auto consider = [&](std::size_t left) {
     if (left == none || nodes[left].next == none) return;
     const std::int32_t left_id = nodes[left].id, right_id = nodes[nodes[left].next].id;
-    if (const Merge* merge = find_merge(left_id, right_id)) possible.push({merge->rank, left, left_id, right_id, merge->id});
+    if (const Merge* merge = find_merge(left_id, right_id))
+      possible.push({merge->rank, left, left_id, right_id, merge->id});
   };
   for (std::size_t i = 0; i < nodes.size(); ++i) consider(i);
 
@@ -206,7 +235,8 @@ void Gpt2Tokenizer::encode_piece(std::string_view piece, std::vector<std::int32_
     const Possible merge = possible.top();
     possible.pop();
     Node& left = nodes[merge.left];
-    const bool still_there = left.id == merge.left_id && left.next != none && nodes[left.next].id == merge.right_id;
+    const bool still_there =
+        left.id == merge.left_id && left.next != none && nodes[left.next].id == merge.right_id;
     if (!still_there) continue;
     nodes[left.next].id = -1;
     left.id = merge.merged_id;

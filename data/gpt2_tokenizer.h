@@ -12,12 +12,14 @@
 
 namespace goat {
 
-// Text is cut into pieces (words, numbers, punctuation, space) that no token crosses; a piece starts as the tokens of its bytes, and as long as two
-// neighbours have a merge, the one that comes first in the list of merges (of equal ones, the leftmost) replaces them by its token.
-// Special tokens spelled out in a text are ordinary text.
+// Text is cut into pieces (words, numbers, punctuation, space) that no token crosses; a piece starts as the
+// tokens of its bytes, and as long as two neighbours have a merge, the one that comes first in the list of
+// merges (of equal ones, the leftmost) replaces them by its token. Special tokens spelled out in a text are
+// ordinary text.
 class Gpt2Tokenizer final : public Tokenizer {
  public:
-  // `folder` holds vocab.bpe (merges) and encoder.json (ids). Throws DataError that names the file and what is wrong with it.
+  // `folder` holds vocab.bpe (merges) and encoder.json (ids). Throws DataError that names the file and what
+  // is wrong with it.
   explicit Gpt2Tokenizer(const std::filesystem::path& folder);
   ~Gpt2Tokenizer() override;
 

@@ -1,4 +1,5 @@
-// Permutation: a random order of [0, n) that is computed, not stored: position i of any epoch is found without the positions before it.
+// Permutation: a random order of [0, n) that is computed, not stored: position i of any epoch is found
+// without the positions before it.
 #pragma once
 
 #include <bit>
@@ -8,14 +9,17 @@
 
 namespace goat {
 
-// A Feistel network over the smallest power of two that holds n (Black & Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): the index is
-// cut into two halves, and each round adds (xor) a Philox function of one half to the other, which can be undone and is therefore a bijection. A
-// result of n or more is put through again until it falls below n; it does so after less than two tries on average.
+// A Feistel network over the smallest power of two that holds n (Black & Rogaway, "Ciphers with arbitrary
+// finite domains", CT-RSA 2002): the index is cut into two halves, and each round adds (xor) a Philox
+// function of one half to the other, which can be undone and is therefore a bijection. A result of n or more
+// is put through again until it falls below n; it does so after less than two tries on average.
 class Permutation {
  public:
   // `epoch` selects one of the seed's permutations; n must be positive.
   Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch)
-      : n_(n), low_bits_(static_cast<int>(std::bit_width(n - 1)) / 2), high_bits_(static_cast<int>(std::bit_width(n - 1)) - low_bits_) {
+      : n_(n),
+        low_bits_(static_cast<int>(std::bit_width(n - 1)) / 2),
+        high_bits_(static_cast<int>(std::bit_width(n - 1)) - low_bits_) {
     const PhiloxBlock words = philox(seed, RandomStream::shuffle, epoch, 0);
     key_ = {words[0], words[1]};
   }

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random numbers as a pure function of (seed, stream,
-// counter).
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random numbers as a
+// pure function of (seed, stream, counter).
 #pragma once
 
 #include <array>
@@ -26,9 +26,11 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::array<std::uint32_t, 
 // Uses of randomness; each has its own stream, so that adding draws to one never shifts another.
 enum class RandomStream : std::uint32_t { init = 1, copy_mixture = 2, shuffle = 3, sample = 4 };
 
-// Block `block` of the sequence (seed, stream, item): counter = (block, stream, low item, high item), key = seed.
+// Block `block` of the sequence (seed, stream, item): counter = (block, stream, low item, high item), key =
+// seed.
 inline PhiloxBlock philox(std::uint64_t seed, RandomStream stream, std::uint64_t item, std::uint32_t block) {
-  return philox4x32({block, static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(item >> 32)},
+  return philox4x32({block, static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(item),
+                     static_cast<std::uint32_t>(item >> 32)},
                     {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
 }
 

@@ -1,5 +1,5 @@
-// Shard: one file of tokens in the format of llm.c: 256 int32 (magic 20240520, version 1, token count, zeros), then the tokens as uint16,
-// little-endian.
+// Shard: one file of tokens in the format of llm.c: 256 int32 (magic 20240520, version 1, token count,
+// zeros), then the tokens as uint16, little-endian.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,8 @@
 
 namespace goat {
 
-static_assert(std::endian::native == std::endian::little, "token shards are read as they lie on disk: little-endian machines only");
+static_assert(std::endian::native == std::endian::little,
+              "token shards are read as they lie on disk: little-endian machines only");
 
 // What tells a file from one that took its place, or from itself after a change.
 struct FileIdentity {
@@ -22,10 +23,12 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// Reads with pread rather than through a memory map: a file that is cut short under a map kills the process (SIGBUS), and no check beforehand can
-// rule that out. The file is opened anew for every read, so that a set of thousands of shards needs no descriptors, and is then compared (device,
-// inode, size, time of modification) with the file that was opened at first: a shard that was removed, replaced or rewritten during training is an
-// error. Both calls cost microseconds against the milliseconds of a training step. A Shard is immutable: threads may share it.
+// Reads with pread rather than through a memory map: a file that is cut short under a map kills the process
+// (SIGBUS), and no check beforehand can rule that out. The file is opened anew for every read, so that a set
+// of thousands of shards needs no descriptors, and is then compared (device, inode, size, time of
+// modification) with the file that was opened at first: a shard that was removed, replaced or rewritten
+// during training is an error. Both calls cost microseconds against the milliseconds of a training step. A
+// Shard is immutable: threads may share it.
 class Shard {
  public:
   static constexpr std::int32_t magic = 20240520;
@@ -38,7 +41,8 @@ class Shard {
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
 
-  // Tokens first .. first + size - 1, which must lie in the shard, each below the vocabulary size. Throws DataError.
+  // Tokens first .. first + size - 1, which must lie in the shard, each below the vocabulary size. Throws
+  // DataError.
   void read(std::int64_t first, std::span<std::uint16_t> tokens) const;
 
  private:

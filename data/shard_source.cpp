@@ -21,7 +21,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
   if (result == GLOB_NOSPACE) throw std::bad_alloc();
   if (result != 0) {
     throw DataError("no token shard matches '" + pattern +
-                    "': check data.train and data.val (relative paths start in the current folder), or make shards from text with:\n"
+                    "': check data.train and data.val (relative paths start in the current folder), or make "
+                    "shards from text with:\n"
                     "  python data/prepare.py text --out FOLDER --tokenizer gpt2 FILE...");
   }
   std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
@@ -30,11 +31,15 @@ std::vector<std::string> matching_files(const std::string& pattern) {
 }
 
 void check(const ShardOptions& options) {
-  if (options.seq_len < 1) throw std::invalid_argument("ShardSource: seq_len " + std::to_string(options.seq_len) + ", must be at least 1");
-  if (options.vocab < 1) throw std::invalid_argument("ShardSource: vocab " + std::to_string(options.vocab) + ", must be at least 1");
+  if (options.seq_len < 1)
+    throw std::invalid_argument("ShardSource: seq_len " + std::to_string(options.seq_len) +
+                                ", must be at least 1");
+  if (options.vocab < 1)
+    throw std::invalid_argument("ShardSource: vocab " + std::to_string(options.vocab) +
+                                ", must be at least 1");
   if (options.bos_block && (options.bos < 0 || options.bos >= options.vocab)) {
-    throw std::invalid_argument("ShardSource: bos " + std::to_string(options.bos) + ", must lie in [0, vocab = " + std::to_string(options.vocab) +
-                                ")");
+    throw std::invalid_argument("ShardSource: bos " + std::to_string(options.bos) +
+                                ", must lie in [0, vocab = " + std::to_string(options.vocab) + ")");
   }
 }
 
@@ -50,21 +55,24 @@ ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), s
   const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);  // positions at which a target can be
   if (usable < length) {
     throw DataError("the shards matching '" + options_.pattern + "' hold " + std::to_string(tokens()) +
-                    " tokens together, too few for one sequence of " + std::to_string(length) + (options_.bos_block ? "" : " and its next token") +
+                    " tokens together, too few for one sequence of " + std::to_string(length) +
+                    (options_.bos_block ? "" : " and its next token") +
                     ": prepare more text or lower data.seq_len");
   }
   const std::int64_t largest_shift = options_.shuffle ? length - 1 : 0;
   const std::int64_t blocks = std::max<std::int64_t>(1, (usable - largest_shift) / length);
   blocks_ = static_cast<std::uint64_t>(blocks);
   shifts_ = std::min(largest_shift, usable - blocks * length) + 1;
-  check_ = std::async(std::launch::async, [this, stop = stop_.get_token()] { check_all_tokens(stop); }).share();
+  check_ =
+      std::async(std::launch::async, [this, stop = stop_.get_token()] { check_all_tokens(stop); }).share();
 }
 
 ShardSource::~ShardSource() { stop_.request_stop(); }
 
 std::string ShardSource::description() const {
-  return std::to_string(shards_.size()) + (shards_.size() == 1 ? " shard '" : " shards '") + options_.pattern + "': " + std::to_string(tokens()) +
-         " tokens, " + std::to_string(blocks_) + (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) +
+  return std::to_string(shards_.size()) + (shards_.size() == 1 ? " shard '" : " shards '") +
+         options_.pattern + "': " + std::to_string(tokens()) + " tokens, " + std::to_string(blocks_) +
+         (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) +
          (options_.shuffle ? ", shuffled" : ", in order");
 }
 
@@ -82,8 +90,9 @@ std::int64_t ShardSource::block_start(std::uint64_t index) const {
 void ShardSource::read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
   const auto length = static_cast<std::size_t>(options_.seq_len);
   if (inputs.size() != length || targets.size() != length) {
-    throw std::invalid_argument("ShardSource::read: spans of " + std::to_string(inputs.size()) + " and " + std::to_string(targets.size()) +
-                                " tokens, sequences have " + std::to_string(length));
+    throw std::invalid_argument("ShardSource::read: spans of " + std::to_string(inputs.size()) + " and " +
+                                std::to_string(targets.size()) + " tokens, sequences have " +
+                                std::to_string(length));
   }
   if (check_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) check_.get();
 
@@ -96,7 +105,8 @@ void ShardSource::read(std::uint64_t index, std::span<std::int32_t> inputs, std:
 }
 
 void ShardSource::read_stream(std::int64_t first, std::span<std::uint16_t> tokens) const {
-  auto shard = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
+  auto shard =
+      static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
   while (!tokens.empty()) {
     const auto count = static_cast<std::size_t>(std::min(std::ssize(tokens), starts_[shard + 1] - first));
     if (count > 0) shards_[shard].read(first - starts_[shard], tokens.first(count));

@@ -1,4 +1,5 @@
-// ShardSource: training sequences cut out of one long stream of tokens, which lies in the shards that match a glob, one after the other by name.
+// ShardSource: training sequences cut out of one long stream of tokens, which lies in the shards that match a
+// glob, one after the other by name.
 #pragma once
 
 #include <future>
@@ -23,20 +24,24 @@ struct ShardOptions {
 // A block that starts at stream position o holds
 //   bos:     BOS, s_o .. s_{o+T-1}      inputs BOS, s_o .. s_{o+T-2}     targets s_o .. s_{o+T-1}
 //   window:  s_o .. s_{o+T}             inputs s_o .. s_{o+T-1}          targets s_{o+1} .. s_{o+T}
-// and blocks follow each other at a stride of T, so that each token is a target at most once an epoch. Blocks cross the borders of shards.
+// and blocks follow each other at a stride of T, so that each token is a target at most once an epoch. Blocks
+// cross the borders of shards.
 //
 // Not shuffled (validation): block b starts at b T, and index >= sequences() begins again at block 0.
 //
-// Shuffled (training): epoch e = index / sequences() has its own permutation of the blocks and its own shift of all of them, uniform in [0, T), so
-// that the model does not meet the same windows again. For sequences() to be the same in every epoch it counts the blocks that fit at the largest
-// shift, (N - T + 1) / T of N tokens in bos mode: at most one block less than without a shift, and the tokens left out differ between epochs. A
-// stream too short even for that (N < 2T - 1) has one block, shifted within what there is.
+// Shuffled (training): epoch e = index / sequences() has its own permutation of the blocks and its own shift
+// of all of them, uniform in [0, T), so that the model does not meet the same windows again. For sequences()
+// to be the same in every epoch it counts the blocks that fit at the largest shift, (N - T + 1) / T of N
+// tokens in bos mode: at most one block less than without a shift, and the tokens left out differ between
+// epochs. A stream too short even for that (N < 2T - 1) has one block, shifted within what there is.
 //
-// The whole set is checked once in the background while training begins, for token ids outside the vocabulary; what it finds is thrown by the next
-// read. Reads check their own tokens as well, so that no bad id is ever used. read() may be called by several threads.
+// The whole set is checked once in the background while training begins, for token ids outside the
+// vocabulary; what it finds is thrown by the next read. Reads check their own tokens as well, so that no bad
+// id is ever used. read() may be called by several threads.
 class ShardSource final : public TokenSource {
  public:
-  // Opens every shard. Throws DataError if one is not valid, none matches, or all of them are too short for one sequence.
+  // Opens every shard. Throws DataError if one is not valid, none matches, or all of them are too short for
+  // one sequence.
   explicit ShardSource(ShardOptions options);
   ShardSource(const ShardSource&) = delete;
   ShardSource& operator=(const ShardSource&) = delete;

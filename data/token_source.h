@@ -10,12 +10,14 @@
 
 namespace goat {
 
-// Data that cannot be used; the message names file and offset, what was expected and what to do. The program exits with code 3.
+// Data that cannot be used; the message names file and offset, what was expected and what to do. The program
+// exits with code 3.
 struct DataError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Sequence `index` is a pure function of the source's options and `index`: the same whatever the rank count, and a loader's whole state is a counter.
+// Sequence `index` is a pure function of the source's options and `index`: the same whatever the rank count,
+// and a loader's whole state is a counter.
 class TokenSource {
  public:
   static constexpr std::uint64_t endless = std::numeric_limits<std::uint64_t>::max();
@@ -26,7 +28,8 @@ class TokenSource {
   virtual std::uint64_t sequences() const = 0;
   // Writes the T inputs and T targets (-1: not counted in the loss) of sequence `index`. Throws DataError.
   virtual void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) = 0;
-  // Waits for a check of all the data that goes on in the background, where there is one. Throws DataError for what it found.
+  // Waits for a check of all the data that goes on in the background, where there is one. Throws DataError
+  // for what it found.
   virtual void finish_check() const {}
   // Mean loss, in nats a token, of the best possible predictor, where the task has a known one.
   virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }

@@ -19,8 +19,8 @@ std::vector<std::int32_t> IdTokenizer::encode(const std::string& text) const {
     std::int32_t id = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc{} || end != word.data() + word.size() || id < 0 || id >= vocabulary_)
-      throw std::invalid_argument("\"" + word + "\" is no token id; expected integers from 0 to " + std::to_string(vocabulary_ - 1) +
-                                  ", separated by spaces");
+      throw std::invalid_argument("\"" + word + "\" is no token id; expected integers from 0 to " +
+                                  std::to_string(vocabulary_ - 1) + ", separated by spaces");
     ids.push_back(id);
   }
   return ids;
@@ -39,18 +39,22 @@ std::size_t character_length(unsigned char lead) {
 
 // Second bytes that would make an overlong form, a surrogate or a code point above U+10FFFF.
 bool impossible_second(unsigned char lead, unsigned char second) {
-  return (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
+  return (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+         (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
 }
 }  // namespace
 
 std::size_t complete_utf8(const std::string& text) {
-  std::size_t start = text.size();  // of the last byte that is no continuation, if that is among the last three
-  while (start > 0 && text.size() - start < 3 && is_continuation(static_cast<unsigned char>(text[start - 1]))) --start;
+  std::size_t start =
+      text.size();  // of the last byte that is no continuation, if that is among the last three
+  while (start > 0 && text.size() - start < 3 && is_continuation(static_cast<unsigned char>(text[start - 1])))
+    --start;
   if (start == 0) return text.size();
   --start;
   const auto lead = static_cast<unsigned char>(text[start]);
   if (start + character_length(lead) <= text.size()) return text.size();
-  if (start + 1 < text.size() && impossible_second(lead, static_cast<unsigned char>(text[start + 1]))) return text.size();
+  if (start + 1 < text.size() && impossible_second(lead, static_cast<unsigned char>(text[start + 1])))
+    return text.size();
   return start;
 }
 

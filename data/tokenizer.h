@@ -30,7 +30,8 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(std::int32_t id) const override { return std::string(1, static_cast<char>(id)); }
 };
 
-// For tokens that stand for no text: ids in decimal, separated by white space. decode puts a space after each id.
+// For tokens that stand for no text: ids in decimal, separated by white space. decode puts a space after each
+// id.
 class IdTokenizer final : public Tokenizer {
  public:
   explicit IdTokenizer(std::int64_t vocabulary) : vocabulary_(vocabulary) {}
@@ -43,7 +44,8 @@ class IdTokenizer final : public Tokenizer {
   std::int64_t vocabulary_;
 };
 
-// How many leading bytes of `text` can be shown without cutting a UTF-8 character that later bytes may complete. Invalid bytes are not held back.
+// How many leading bytes of `text` can be shown without cutting a UTF-8 character that later bytes may
+// complete. Invalid bytes are not held back.
 std::size_t complete_utf8(const std::string& text);
 
 }  // namespace goat

@@ -43,12 +43,16 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
   if (name == "cpu") return std::make_unique<CpuDevice>();
   if (name == "simt") {
     if (auto device = open_simt()) return device;
-    throw std::invalid_argument("--device simt: this build has no simulated device; configure with -DGOAT_SIMT=ON (it needs the CUDA headers)");
+    throw std::invalid_argument(
+        "--device simt: this build has no simulated device; configure with -DGOAT_SIMT=ON (it needs the CUDA "
+        "headers)");
   }
   if (name == "cuda") {
     if (auto device = open_cuda()) return device;
-    throw std::invalid_argument(has_cuda ? "--device cuda: no GPU answers (nvidia-smi says more); --device cpu needs none"
-                                         : "--device cuda: this build has no cuda device; install nvcc and build again, or use --device cpu");
+    throw std::invalid_argument(
+        has_cuda ? "--device cuda: no GPU answers (nvidia-smi says more); --device cpu needs none"
+                 : "--device cuda: this build has no cuda device; install nvcc and build again, or use "
+                   "--device cpu");
   }
   if (name == "auto") {
     if (auto device = open_cuda()) {
@@ -58,8 +62,8 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
     because(has_cuda ? "no GPU answers" : "this build has no cuda device");
     return std::make_unique<CpuDevice>();
   }
-  throw std::invalid_argument(std::string("--device ") + name + ": this build has the devices auto, cpu" + (has_cuda ? ", cuda" : "") +
-                              (has_simt ? ", simt" : ""));
+  throw std::invalid_argument(std::string("--device ") + name + ": this build has the devices auto, cpu" +
+                              (has_cuda ? ", cuda" : "") + (has_simt ? ", simt" : ""));
 }
 
 }  // namespace goat

@@ -14,21 +14,23 @@ struct DeviceInfo {
   std::string description;  // "AMD EPYC, 2 threads, AVX-512, oneDNN 2.6.3"
 };
 
-// Operations and copies are enqueued on the device's stream and complete in order; synchronize() waits for all of them.
-// Failures throw std::runtime_error (std::bad_alloc from allocate).
+// Operations and copies are enqueued on the device's stream and complete in order; synchronize() waits for
+// all of them. Failures throw std::runtime_error (std::bad_alloc from allocate).
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
 
   // Memory: 256-byte aligned, contents undefined. release accepts what allocate returned, or nullptr.
-  virtual std::size_t available_memory() const = 0;  // bytes that can still be allocated, as far as the system tells
+  virtual std::size_t available_memory()
+      const = 0;  // bytes that can still be allocated, as far as the system tells
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
   virtual void set_zero(void* memory, std::size_t bytes) = 0;
-  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;    // host memory may be reused on return
+  virtual void upload(void* device, const void* host,
+                      std::size_t bytes) = 0;  // host memory may be reused on return
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // complete on return
-  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;          // device to device, not overlapping
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // device to device, not overlapping
   virtual void synchronize() = 0;
 
   // Checks the operands and enqueues the operation.
@@ -71,15 +73,17 @@ class Device {
   virtual void launch(const Cast& op) = 0;
 };
 
-// Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why it was chosen.
-// Throws std::invalid_argument where this binary or machine lacks the device, saying what would bring it.
+// Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why
+// it was chosen. Throws std::invalid_argument where this binary or machine lacks the device, saying what
+// would bring it.
 std::unique_ptr<Device> open_device(const std::string& name, std::string* reason = nullptr);
 
 // Memory of a device that is released with its owner.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  DeviceBuffer(Device& device, std::size_t bytes) : device_(&device), memory_(device.allocate(bytes)), bytes_(bytes) {}
+  DeviceBuffer(Device& device, std::size_t bytes)
+      : device_(&device), memory_(device.allocate(bytes)), bytes_(bytes) {}
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     swap(other);

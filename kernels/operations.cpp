@@ -11,7 +11,9 @@ namespace goat {
 namespace {
 using enum Element;
 
-void require_coordinates(const Signature& s) { s.require(s["A"] == 1 || s["A"] == 2, "1 or 2 coordinates a position", {"A"}); }
+void require_coordinates(const Signature& s) {
+  s.require(s["A"] == 1 || s["A"] == 2, "1 or 2 coordinates a position", {"A"});
+}
 
 void require_positive(const Signature& s, const char* field, float value) {
   s.scalar(field, value, std::isfinite(value) && value > 0, "a finite number above 0");
@@ -162,7 +164,8 @@ void check(const Rope& op) {
   if (op.k) s.strided("k", op.k, model, {"B", "T", "H", "d_h"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "d_h/2", "2"});
   s.require(s["d_h"] == 2 * s["d_h/2"], "d_h = 2 (d_h/2)", {"d_h", "d_h/2"});
-  s.scalar("first_position", op.first_position, op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
+  s.scalar("first_position", op.first_position,
+           op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
            "0 <= first_position <= T_max - T", {"T_max", "T"});
 }
 
@@ -217,9 +220,10 @@ void check(const PriorLanesForward& op) {
   s.contiguous("beta", op.beta, f32, {"H", "R"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "R", "2"});
   s.contiguous("key_bias", op.key_bias, f32, {"H", "T_max"});
-  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - 2 * s["R"] - 2, "1 <= content_dim <= d_h - 2R - 2",
-           {"d_h", "R"});
-  s.scalar("first_position", op.first_position, op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
+  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - 2 * s["R"] - 2,
+           "1 <= content_dim <= d_h - 2R - 2", {"d_h", "R"});
+  s.scalar("first_position", op.first_position,
+           op.first_position >= 0 && op.first_position <= s["T_max"] - s["T"],
            "0 <= first_position <= T_max - T", {"T_max", "T"});
   require_positive(s, "scale", op.scale);
 }
@@ -282,7 +286,8 @@ void check(const AttentionBackward& op) {
   if (op.dkey_bias) s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T_k"});
   if (op.dslope) s.contiguous("dslope", op.dslope, f32, {"B", "H", "T_k"});
   s.require(s["2R"] % 2 == 0, "an even number of lanes", {"2R"});
-  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - s["2R"], "1 <= content_dim <= d_h - 2R", {"d_h", "2R"});
+  s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - s["2R"],
+           "1 <= content_dim <= d_h - 2R", {"d_h", "2R"});
 }
 
 void check(const CrossEntropy& op) {
@@ -325,7 +330,8 @@ void check(const AdamW& op) {
   s.scalar("beta1", op.beta1, op.beta1 >= 0 && op.beta1 < 1, "0 <= beta1 < 1");
   s.scalar("beta2", op.beta2, op.beta2 >= 0 && op.beta2 < 1, "0 <= beta2 < 1");
   require_positive(s, "eps", op.eps);
-  s.scalar("weight_decay", op.weight_decay, std::isfinite(op.weight_decay) && op.weight_decay >= 0, "a finite number, 0 for none");
+  s.scalar("weight_decay", op.weight_decay, std::isfinite(op.weight_decay) && op.weight_decay >= 0,
+           "a finite number, 0 for none");
 }
 
 void check(const Fill& op) {

@@ -8,7 +8,9 @@
 namespace goat {
 
 namespace {
-bool is_number(const char* symbol) { return *symbol >= '0' && *symbol <= '9' && std::strspn(symbol, "0123456789") == std::strlen(symbol); }
+bool is_number(const char* symbol) {
+  return *symbol >= '0' && *symbol <= '9' && std::strspn(symbol, "0123456789") == std::strlen(symbol);
+}
 
 bool fits(DType dtype, Element element) {
   switch (element) {
@@ -34,7 +36,9 @@ const char* text_of(Element element) {
   return "unknown element";
 }
 
-bool last_dimension_has_gaps(const Tensor& t) { return t.rank > 0 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1; }
+bool last_dimension_has_gaps(const Tensor& t) {
+  return t.rank > 0 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1;
+}
 }  // namespace
 
 void Signature::contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents) {
@@ -49,7 +53,8 @@ void Signature::strided(const char* field, const Tensor& tensor, Element element
   check_element(field, tensor, element);
   check_shape(field, tensor, extents);
   if (last_dimension_has_gaps(tensor))
-    fail(field, tensor, "expected stride 1 in the last dimension, not " + std::to_string(tensor.stride[tensor.rank - 1]));
+    fail(field, tensor,
+         "expected stride 1 in the last dimension, not " + std::to_string(tensor.stride[tensor.rank - 1]));
 }
 
 void Signature::elementwise(const char* field, const Tensor& tensor, Element element) {
@@ -68,7 +73,8 @@ void Signature::given(const char* field, const void* operand) const {
   if (!operand) fail(std::string(field) + " is missing");
 }
 
-void Signature::together(const char* field, const Tensor& tensor, const char* other_field, const Tensor& other) const {
+void Signature::together(const char* field, const Tensor& tensor, const char* other_field,
+                         const Tensor& other) const {
   if (static_cast<bool>(tensor) == static_cast<bool>(other)) return;
   const char* given = tensor ? field : other_field;
   const char* missing = tensor ? other_field : field;
@@ -76,7 +82,8 @@ void Signature::together(const char* field, const Tensor& tensor, const char* ot
 }
 
 void Signature::define(const char* symbol, std::int64_t extent, const char* field) {
-  if (binding_count_ == max_bindings) throw std::logic_error(std::string(operation_) + ": more than 12 extents in a signature");
+  if (binding_count_ == max_bindings)
+    throw std::logic_error(std::string(operation_) + ": more than 12 extents in a signature");
   bindings_[binding_count_++] = {symbol, extent, field};
 }
 
@@ -89,7 +96,8 @@ void Signature::require(bool holds, const char* rule, Symbols symbols) const {
   if (!holds) fail(std::string("expected ") + rule + where(symbols));
 }
 
-void Signature::scalar(const char* field, std::int64_t value, bool holds, const char* rule, Symbols symbols) const {
+void Signature::scalar(const char* field, std::int64_t value, bool holds, const char* rule,
+                       Symbols symbols) const {
   if (!holds) fail(field + (" = " + std::to_string(value)) + ": expected " + rule + where(symbols));
 }
 
@@ -102,7 +110,8 @@ void Signature::scalar(const char* field, float value, bool holds, const char* r
 
 const Signature::Binding* Signature::find(const char* symbol) const {
   const auto end = bindings_.begin() + binding_count_;
-  const auto found = std::find_if(bindings_.begin(), end, [&](const Binding& b) { return std::strcmp(b.symbol, symbol) == 0; });
+  const auto found = std::find_if(bindings_.begin(), end,
+                                  [&](const Binding& b) { return std::strcmp(b.symbol, symbol) == 0; });
   return found == end ? nullptr : &*found;
 }
 
@@ -124,7 +133,8 @@ void Signature::check_element(const char* field, const Tensor& tensor, Element e
 }
 
 void Signature::check_shape(const char* field, const Tensor& tensor, Symbols extents) {
-  if (static_cast<std::size_t>(tensor.rank) != extents.size()) fail(field, tensor, "expected shape " + expected_shape(extents));
+  if (static_cast<std::size_t>(tensor.rank) != extents.size())
+    fail(field, tensor, "expected shape " + expected_shape(extents));
   int dim = 0;
   for (const char* symbol : extents) {
     const std::int64_t extent = tensor.shape[dim++];
@@ -153,16 +163,19 @@ std::string Signature::where(Symbols symbols) const {
   std::string text;
   for (const char* symbol : symbols)
     if (const Binding* binding = find(symbol))
-      text += (text.empty() ? " (" : ", ") + std::string(symbol) + " = " + std::to_string(binding->extent) + " in " + binding->field;
+      text += (text.empty() ? " (" : ", ") + std::string(symbol) + " = " + std::to_string(binding->extent) +
+              " in " + binding->field;
   return text.empty() ? text : text + ")";
 }
 
-void Signature::fail(const std::string& what) const { throw std::invalid_argument(std::string(operation_) + ": " + what); }
+void Signature::fail(const std::string& what) const {
+  throw std::invalid_argument(std::string(operation_) + ": " + what);
+}
 
 void Signature::fail(const char* field, const Tensor& tensor, const std::string& what) const {
   const bool named = *tensor.name && std::strcmp(tensor.name, field) != 0;
-  fail(std::string(field) + (named ? " '" + std::string(tensor.name) + "'" : "") + " " + tensor.shape_text() + " " + name_of(tensor.dtype) + ": " +
-       what);
+  fail(std::string(field) + (named ? " '" + std::string(tensor.name) + "'" : "") + " " + tensor.shape_text() +
+       " " + name_of(tensor.dtype) + ": " + what);
 }
 
 }  // namespace goat

@@ -1,10 +1,13 @@
-// Signature: checks the operands of an operation against its documented form, e.g.  out [N, C],  mean f32 [N],  weight [C]:
+// Signature: checks the operands of an operation against its documented form, e.g.  out [N, C],  mean f32
+// [N],  weight [C]:
 //
 //   Signature s("layernorm_forward");
-//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an extent N or C says what it is ...
-//   s.contiguous("weight", op.weight, Element::model, {"C"});  // ... and the others must agree
+//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an extent N or C
+//   says what it is ... s.contiguous("weight", op.weight, Element::model, {"C"});  // ... and the others must
+//   agree
 //
-// What does not fit is thrown as std::invalid_argument: "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)".
+// What does not fit is thrown as std::invalid_argument: "layernorm_forward: weight [3] f32: expected shape
+// [C] = [4] (C = 4 in x)".
 #pragma once
 
 #include <array>
@@ -27,11 +30,13 @@ enum class Element {
 
 class Signature {
  public:
-  using Symbols = std::initializer_list<const char*>;  // extents: "C", "2R"; a number such as "2" stands for itself
+  using Symbols =
+      std::initializer_list<const char*>;  // extents: "C", "2R"; a number such as "2" stands for itself
 
   explicit Signature(const char* operation) : operation_(operation) {}
 
-  // A required operand. contiguous: row-major without gaps; strided: only the last dimension must be without gaps.
+  // A required operand. contiguous: row-major without gaps; strided: only the last dimension must be without
+  // gaps.
   void contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents);
   void strided(const char* field, const Tensor& tensor, Element element, Symbols extents);
   // A required contiguous operand of any shape, the same for every operand checked with this function.
@@ -49,8 +54,10 @@ class Signature {
 
   // A rule about the extents: "attention_forward: expected T_q <= T_k (T_q = 5 in q, T_k = 3 in k)".
   void require(bool holds, const char* rule, Symbols symbols = {}) const;
-  // A rule about a scalar operand: "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in logits)".
-  void scalar(const char* field, std::int64_t value, bool holds, const char* rule, Symbols symbols = {}) const;
+  // A rule about a scalar operand: "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in
+  // logits)".
+  void scalar(const char* field, std::int64_t value, bool holds, const char* rule,
+              Symbols symbols = {}) const;
   void scalar(const char* field, float value, bool holds, const char* rule, Symbols symbols = {}) const;
 
  private:

@@ -31,7 +31,8 @@ namespace {
 }
 
 void set_contiguous(Tensor& t, std::initializer_list<std::int64_t> shape) {
-  if (shape.size() > Tensor::max_rank) fail(t, "", " has " + std::to_string(shape.size()) + " dimensions, where at most 5 are possible");
+  if (shape.size() > Tensor::max_rank)
+    fail(t, "", " has " + std::to_string(shape.size()) + " dimensions, where at most 5 are possible");
   t.rank = static_cast<int>(shape.size());
   t.shape = {};
   t.stride = {};
@@ -52,13 +53,15 @@ void require_range(const Tensor& t, int dim, std::int64_t first, std::int64_t co
   if (dim < 0 || dim >= t.rank) fail(t, t.shape_text(), " has no dimension " + std::to_string(dim));
   if (count < 0) fail(t, t.shape_text(), ": a slice cannot have " + std::to_string(count) + " indices");
   if (first >= 0 && first <= t.shape[dim] && count <= t.shape[dim] - first) return;
-  const std::string indices =
-      count == 1 ? "index " + std::to_string(first) : std::to_string(count) + " indices from " + std::to_string(first) + " on";
+  const std::string indices = count == 1
+                                  ? "index " + std::to_string(first)
+                                  : std::to_string(count) + " indices from " + std::to_string(first) + " on";
   fail(t, t.shape_text(), " has no " + indices + " in dimension " + std::to_string(dim));
 }
 }  // namespace
 
-Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, const char* name) {
+Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                          const char* name) {
   Tensor t;
   t.data = data;
   t.dtype = dtype;
@@ -87,7 +90,8 @@ Tensor Tensor::slice(int dim, std::int64_t first, std::int64_t count) const {
   require_range(*this, dim, first, count);
   Tensor t = *this;
   t.shape[dim] = count;
-  if (data) t.data = static_cast<char*>(data) + static_cast<std::size_t>(first * stride[dim]) * size_of(dtype);
+  if (data)
+    t.data = static_cast<char*>(data) + static_cast<std::size_t>(first * stride[dim]) * size_of(dtype);
   return t;
 }
 
@@ -109,7 +113,8 @@ Tensor Tensor::reshape(std::initializer_list<std::int64_t> new_shape) const {
   if (contiguous_here && t.elements() == elements()) return t;
   fail(*this, shape_text(),
        " cannot be reshaped to " + t.shape_text() + ": " +
-           (contiguous_here ? std::to_string(elements()) + " elements are not " + std::to_string(t.elements()) : "it is not contiguous"));
+           (contiguous_here ? std::to_string(elements()) + " elements are not " + std::to_string(t.elements())
+                            : "it is not contiguous"));
 }
 
 std::string Tensor::shape_text() const {
@@ -119,7 +124,8 @@ std::string Tensor::shape_text() const {
 }
 
 void Tensor::wrong_dtype(DType wanted) const {
-  fail(*this, shape_text(), std::string(" is ") + name_of(dtype) + " where " + name_of(wanted) + " is needed");
+  fail(*this, shape_text(),
+       std::string(" is ") + name_of(dtype) + " where " + name_of(wanted) + " is needed");
 }
 
 }  // namespace goat

@@ -29,7 +29,8 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::i32;
 };
 
-// Copied freely; owns nothing. A tensor without data is "absent" (optional operands) or "planned" (see train/memory.h).
+// Copied freely; owns nothing. A tensor without data is "absent" (optional operands) or "planned" (see
+// train/memory.h).
 struct Tensor {
   static constexpr int max_rank = 5;
 
@@ -38,10 +39,11 @@ struct Tensor {
   int rank = 0;
   std::array<std::int64_t, max_rank> shape{};
   std::array<std::int64_t, max_rank> stride{};  // in elements
-  const char* name = "";                        // for messages; must outlive the view (a literal, or a plan's string)
+  const char* name = "";  // for messages; must outlive the view (a literal, or a plan's string)
 
   // A contiguous (row-major) view.
-  static Tensor contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, const char* name = "");
+  static Tensor contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                           const char* name = "");
   template <class T>
   static Tensor of(T* data, std::initializer_list<std::int64_t> shape, const char* name = "") {
     return contiguous(data, DTypeOf<T>::value, shape, name);
@@ -59,8 +61,8 @@ struct Tensor {
     return static_cast<T*>(data);
   }
 
-  // Views of the same memory. slice keeps `count` indices of `dim` from `first` on; select fixes an index and drops the dimension;
-  // reshape needs a contiguous tensor and the same number of elements.
+  // Views of the same memory. slice keeps `count` indices of `dim` from `first` on; select fixes an index and
+  // drops the dimension; reshape needs a contiguous tensor and the same number of elements.
   Tensor slice(int dim, std::int64_t first, std::int64_t count) const;
   Tensor select(int dim, std::int64_t index) const;
   Tensor reshape(std::initializer_list<std::int64_t> new_shape) const;

@@ -12,19 +12,23 @@ using Index = std::int64_t;
 
 Operand three(Device& device, const AttentionProblem& problem, DType dtype, Layout layout, const char* name) {
   const Index rows = std::max(problem.t_q, problem.t_k);
-  if (layout == Layout::packed) return {device, dtype, {problem.batch, rows, 3, problem.heads, problem.head_dim}, name};
+  if (layout == Layout::packed)
+    return {device, dtype, {problem.batch, rows, 3, problem.heads, problem.head_dim}, name};
   return {device, dtype, {problem.batch, 3, problem.heads, rows, problem.head_dim}, name};
 }
 
 std::vector<double> packed_values(const AttentionProblem& problem, Layout layout) {
   const Index rows = std::max(problem.t_q, problem.t_k), heads = problem.heads, width = problem.head_dim;
-  std::vector<double> packed(problem.batch * rows * 3 * heads * width, std::numeric_limits<double>::quiet_NaN());
+  std::vector<double> packed(problem.batch * rows * 3 * heads * width,
+                             std::numeric_limits<double>::quiet_NaN());
   const auto place = [&](const std::vector<double>& values, Index length, Index which) {
     for (Index b = 0; b < problem.batch; ++b)
       for (Index t = 0; t < length; ++t)
         for (Index h = 0; h < heads; ++h) {
-          const Index to = layout == Layout::packed ? ((b * rows + t) * 3 + which) * heads + h : ((b * 3 + which) * heads + h) * rows + t;
-          std::copy_n(values.begin() + ((b * length + t) * heads + h) * width, width, packed.begin() + to * width);
+          const Index to = layout == Layout::packed ? ((b * rows + t) * 3 + which) * heads + h
+                                                    : ((b * 3 + which) * heads + h) * rows + t;
+          std::copy_n(values.begin() + ((b * length + t) * heads + h) * width, width,
+                      packed.begin() + to * width);
         }
   };
   place(problem.q, problem.t_q, 0);
@@ -57,7 +61,8 @@ AttentionProblem random_attention(const AttentionShape& shape, Rng& rng) {
   return problem;
 }
 
-DeviceAttention::DeviceAttention(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes, DType dtype, Layout layout)
+DeviceAttention::DeviceAttention(Device& device, const AttentionProblem& problem, Index content_dim,
+                                 Index lanes, DType dtype, Layout layout)
     : device_(device),
       layout_(layout),
       t_q_(problem.t_q),

@@ -14,17 +14,18 @@ struct AttentionShape {
   DType dtype = DType::f32;  // of q, k, v, dout, out and their gradients
 };
 
-// scale = 1/sqrt(d_c); q, k, v, dout ~ N(0, 1), rounded to the dtype, and slopes uniform in (0, 0.1), rounded to fp32.
+// scale = 1/sqrt(d_c); q, k, v, dout ~ N(0, 1), rounded to the dtype, and slopes uniform in (0, 0.1), rounded
+// to fp32.
 AttentionProblem random_attention(const AttentionShape& shape, Rng& rng);
 
-// q, k and v are parts of one tensor of T = max(T_q, T_k) rows: [B, T, 3, H, d_h], or [B, 3, H, T, d_h] (heads first). Rows that belong to none stay
-// poisoned, in the operands and in the gradients.
+// q, k and v are parts of one tensor of T = max(T_q, T_k) rows: [B, T, 3, H, d_h], or [B, 3, H, T, d_h]
+// (heads first). Rows that belong to none stay poisoned, in the operands and in the gradients.
 enum class Layout : std::uint8_t { packed, heads_first };
 
 class DeviceAttention {
  public:
-  DeviceAttention(Device& device, const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes, DType dtype = DType::f32,
-                  Layout layout = Layout::packed);
+  DeviceAttention(Device& device, const AttentionProblem& problem, std::int64_t content_dim,
+                  std::int64_t lanes, DType dtype = DType::f32, Layout layout = Layout::packed);
 
   AttentionForward forward_operation() const;
   AttentionBackward backward_operation() const;  // with every optional output

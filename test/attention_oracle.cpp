@@ -22,7 +22,8 @@ struct Head {
 
   double logit(Index i, Index j) const {
     double z = 0;
-    for (Index c = 0; c < problem.head_dim; ++c) z += problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
+    for (Index c = 0; c < problem.head_dim; ++c)
+      z += problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
     if (!problem.slope.empty()) z += problem.slope[h] * static_cast<double>(j - problem.position(i));
     if (!problem.bias.empty()) z += problem.bias[(h * problem.t_q + i) * problem.t_k + j];
     return z;
@@ -87,16 +88,18 @@ void differentiate(const Head& head, const AttentionValues& values, AttentionGra
 
 AttentionValues attention(const AttentionProblem& problem) {
   const Index rows = problem.batch * problem.t_q * problem.heads;
-  AttentionValues values{Summed(rows * problem.head_dim), std::vector<double>(rows), std::vector<double>(rows * problem.t_k)};
+  AttentionValues values{Summed(rows * problem.head_dim), std::vector<double>(rows),
+                         std::vector<double>(rows * problem.t_k)};
   for_each_head(problem, [&](const Head& head) { attend(head, values); });
   return values;
 }
 
 AttentionGradients attention_gradients(const AttentionProblem& problem) {
   const AttentionValues values = attention(problem);
-  const Index queries = problem.batch * problem.t_q * problem.heads, keys = problem.batch * problem.t_k * problem.heads;
-  AttentionGradients gradients{Summed(queries * problem.head_dim), Summed(keys * problem.head_dim), Summed(keys * problem.head_dim), Summed(keys),
-                               Summed(keys)};
+  const Index queries = problem.batch * problem.t_q * problem.heads,
+              keys = problem.batch * problem.t_k * problem.heads;
+  AttentionGradients gradients{Summed(queries * problem.head_dim), Summed(keys * problem.head_dim),
+                               Summed(keys * problem.head_dim), Summed(keys), Summed(keys)};
   for_each_head(problem, [&](const Head& head) { differentiate(head, values, gradients); });
   return gradients;
 }
@@ -108,8 +111,10 @@ Summed content_part(const Summed& rows, const AttentionProblem& problem, Index c
   return content;
 }
 
-Summed lanes_part(const Summed& rows, const AttentionProblem& problem, Index content_dim, Index lanes, double scale) {
-  const Index width = problem.head_dim, length = static_cast<Index>(rows.value.size()) / (problem.batch * problem.heads * width);
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, Index content_dim, Index lanes,
+                  double scale) {
+  const Index width = problem.head_dim,
+              length = static_cast<Index>(rows.value.size()) / (problem.batch * problem.heads * width);
   Summed part(problem.batch * problem.heads * length * lanes);
   Index to = 0;
   for (Index b = 0; b < problem.batch; ++b)
@@ -126,7 +131,8 @@ AttentionOutputs attention_outputs(const AttentionProblem& problem, Index conten
   AttentionValues values = attention(problem);
   AttentionGradients gradients = attention_gradients(problem);
   Summed lse(static_cast<Index>(values.lse.size()));
-  for (std::size_t n = 0; n < values.lse.size(); ++n) lse.add(static_cast<Index>(n), values.lse[n], std::abs(values.lse[n]));
+  for (std::size_t n = 0; n < values.lse.size(); ++n)
+    lse.add(static_cast<Index>(n), values.lse[n], std::abs(values.lse[n]));
   return {std::move(values.out),
           std::move(lse),
           content_part(gradients.s_k, problem, content_dim, problem.scale),

@@ -6,7 +6,8 @@
 
 namespace goat::test {
 
-// Operands, row-major: q, dout [B, T_q, H, d_h], k, v [B, T_k, H, d_h], slope [H] or empty, bias [H, T_q, T_k] or empty (added to the logits).
+// Operands, row-major: q, dout [B, T_q, H, d_h], k, v [B, T_k, H, d_h], slope [H] or empty, bias [H, T_q,
+// T_k] or empty (added to the logits).
 struct AttentionProblem {
   std::int64_t batch = 1, t_q = 1, t_k = 1, heads = 1, head_dim = 1;
   double scale = 1;
@@ -41,17 +42,22 @@ struct AttentionGradients {
   Summed dslope;     // [B, H, T_k]
 };
 
-// Everything that AttentionForward and AttentionBackward give, in their layout: dq and dk with zeros on the lanes, dq_lanes and dk_lanes beside them.
+// Everything that AttentionForward and AttentionBackward give, in their layout: dq and dk with zeros on the
+// lanes, dq_lanes and dk_lanes beside them.
 struct AttentionOutputs {
   Summed out, lse, dq, dk, dv, dq_lanes, dk_lanes, dkey_bias, dslope;
 };
 
 AttentionValues attention(const AttentionProblem& problem);
 AttentionGradients attention_gradients(const AttentionProblem& problem);
-AttentionOutputs attention_outputs(const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes);
+AttentionOutputs attention_outputs(const AttentionProblem& problem, std::int64_t content_dim,
+                                   std::int64_t lanes);
 
-// scale times the content of [B, T, H, d_h], zeros on the lanes; and scale times the first `lanes` coordinates after it, as [B, H, T, lanes].
-Summed content_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim, double scale);
-Summed lanes_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim, std::int64_t lanes, double scale);
+// scale times the content of [B, T, H, d_h], zeros on the lanes; and scale times the first `lanes`
+// coordinates after it, as [B, H, T, lanes].
+Summed content_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim,
+                    double scale);
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim,
+                  std::int64_t lanes, double scale);
 
 }  // namespace goat::test

@@ -10,11 +10,13 @@ using Index = std::int64_t;
 constexpr double unit = PriorLanesForward::key_bias_unit;  // P
 
 void write_query_lanes(double* lanes, const HeadPrior& prior, double scale, Index position, DType dtype) {
-  for (const double a : query_vector(prior, Positions::sequence(position, 1), 0)) *lanes++ = rounded_to(dtype, a / scale);
+  for (const double a : query_vector(prior, Positions::sequence(position, 1), 0))
+    *lanes++ = rounded_to(dtype, a / scale);
   lanes[0] = lanes[1] = unit;
 }
 void write_key_lanes(double* lanes, const HeadPrior& prior, double scale, Index position, DType dtype) {
-  for (const double c : key_vector(prior, Positions::sequence(position, 1), 0)) *lanes++ = rounded_to(dtype, c);
+  for (const double c : key_vector(prior, Positions::sequence(position, 1), 0))
+    *lanes++ = rounded_to(dtype, c);
   const double bias = prior.key_bias[position] / (scale * unit);
   lanes[0] = rounded_to(dtype, bias);
   lanes[1] = rounded_to(dtype, bias - lanes[0]);
@@ -30,7 +32,8 @@ HeadPrior random_prior(Rng& rng, Index modes, Index length, double bias_scale) {
   return prior;
 }
 
-AttentionProblem with_bias(AttentionProblem problem, const std::vector<HeadPrior>& priors, Index content_dim) {
+AttentionProblem with_bias(AttentionProblem problem, const std::vector<HeadPrior>& priors,
+                           Index content_dim) {
   const auto clear_lanes = [&](std::vector<double>& values) {
     for (std::size_t n = 0; n < values.size(); ++n)
       if (static_cast<Index>(n) % problem.head_dim >= content_dim) values[n] = 0;
@@ -42,11 +45,13 @@ AttentionProblem with_bias(AttentionProblem problem, const std::vector<HeadPrior
   for (const HeadPrior& prior : priors)
     for (Index i = 0; i < problem.t_q; ++i)
       for (Index j = 0; j < problem.t_k; ++j)
-        problem.bias.push_back(relative_prior(prior, positions, problem.position(i), j) + prior.key_bias[j] + prior.slope * static_cast<double>(j));
+        problem.bias.push_back(relative_prior(prior, positions, problem.position(i), j) + prior.key_bias[j] +
+                               prior.slope * static_cast<double>(j));
   return problem;
 }
 
-AttentionProblem with_lanes(AttentionProblem problem, std::vector<HeadPrior> priors, Index content_dim, DType dtype) {
+AttentionProblem with_lanes(AttentionProblem problem, std::vector<HeadPrior> priors, Index content_dim,
+                            DType dtype) {
   for (HeadPrior& prior : priors)
     for (Index j = 0; j < problem.t_k; ++j) prior.key_bias[j] += prior.slope * static_cast<double>(j);
   const auto lanes = [&](std::vector<double>& values, Index row, Index h) {
@@ -55,8 +60,10 @@ AttentionProblem with_lanes(AttentionProblem problem, std::vector<HeadPrior> pri
   for (Index b = 0; b < problem.batch; ++b)
     for (Index h = 0; h < problem.heads; ++h) {
       for (Index i = 0; i < problem.t_q; ++i)
-        write_query_lanes(lanes(problem.q, b * problem.t_q + i, h), priors[h], problem.scale, problem.position(i), dtype);
-      for (Index j = 0; j < problem.t_k; ++j) write_key_lanes(lanes(problem.k, b * problem.t_k + j, h), priors[h], problem.scale, j, dtype);
+        write_query_lanes(lanes(problem.q, b * problem.t_q + i, h), priors[h], problem.scale,
+                          problem.position(i), dtype);
+      for (Index j = 0; j < problem.t_k; ++j)
+        write_key_lanes(lanes(problem.k, b * problem.t_k + j, h), priors[h], problem.scale, j, dtype);
     }
   return problem;
 }

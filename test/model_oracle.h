@@ -1,4 +1,5 @@
-// The whole GPT in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's additive form: no lanes, T x T matrices).
+// The whole GPT in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's additive
+// form: no lanes, T x T matrices).
 #pragma once
 
 #include <map>
@@ -13,7 +14,8 @@ namespace goat::test {
 
 using StoredValues = std::map<std::string, std::vector<double>>;  // name -> row-major values
 
-// Draws the initial weights and adds noise to all of them, so that nothing stands at zero. Returns what is then stored.
+// Draws the initial weights and adds noise to all of them, so that nothing stands at zero. Returns what is
+// then stored.
 StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed);
 
 // Mean loss in nats over the B*T tokens; inputs and targets are [B, T].

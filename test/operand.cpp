@@ -120,7 +120,8 @@ std::uint64_t fresh_seed() {
   return std::random_device{}();
 }
 
-Operand::Operand(Device& device, DType dtype, std::initializer_list<std::int64_t> shape, const char* name) : device_(&device) {
+Operand::Operand(Device& device, DType dtype, std::initializer_list<std::int64_t> shape, const char* name)
+    : device_(&device) {
   tensor_ = Tensor::contiguous(nullptr, dtype, shape, name);
   const std::size_t bytes = tensor_.bytes() + 2 * guard_bytes;
   buffer_ = DeviceBuffer(device, bytes);
@@ -130,7 +131,8 @@ Operand::Operand(Device& device, DType dtype, std::initializer_list<std::int64_t
   close_guards(device, buffer_, true);
 }
 
-Operand Operand::normal(Device& device, Rng& rng, std::initializer_list<std::int64_t> shape, const char* name, double scale, DType dtype) {
+Operand Operand::normal(Device& device, Rng& rng, std::initializer_list<std::int64_t> shape, const char* name,
+                        double scale, DType dtype) {
   Operand operand(device, dtype, shape, name);
   std::vector<double> values(static_cast<std::size_t>(operand.tensor_.elements()));
   std::normal_distribution<double> distribution(0, scale);
@@ -139,13 +141,15 @@ Operand Operand::normal(Device& device, Rng& rng, std::initializer_list<std::int
   return operand;
 }
 
-Operand Operand::of(Device& device, const std::vector<double>& values, std::initializer_list<std::int64_t> shape, const char* name, DType dtype) {
+Operand Operand::of(Device& device, const std::vector<double>& values,
+                    std::initializer_list<std::int64_t> shape, const char* name, DType dtype) {
   Operand operand(device, dtype, shape, name);
   operand.set(values);
   return operand;
 }
 
-Operand Operand::zeros(Device& device, std::initializer_list<std::int64_t> shape, const char* name, DType dtype) {
+Operand Operand::zeros(Device& device, std::initializer_list<std::int64_t> shape, const char* name,
+                       DType dtype) {
   Operand operand(device, dtype, shape, name);
   device.set_zero(operand.tensor_.data, operand.tensor_.bytes());
   return operand;
@@ -157,7 +161,8 @@ std::vector<double> Operand::values() const {
   device_->download(bytes.data(), buffer_.data(), bytes.size());
   close_guards(*device_, buffer_, true);
   for (std::size_t i = 0; i < guard_bytes; ++i)
-    if (bytes[i] != 0xFF || bytes[bytes.size() - 1 - i] != 0xFF) throw std::runtime_error(std::string(tensor_.name) + ": written outside its bounds");
+    if (bytes[i] != 0xFF || bytes[bytes.size() - 1 - i] != 0xFF)
+      throw std::runtime_error(std::string(tensor_.name) + ": written outside its bounds");
   return values_of(*device_, tensor_);
 }
 
@@ -165,7 +170,8 @@ void Operand::set(const std::vector<double>& values) {
   if (values.size() != static_cast<std::size_t>(tensor_.elements()))
     throw std::invalid_argument(std::string(tensor_.name) + ": wrong number of values");
   std::vector<unsigned char> bytes(tensor_.bytes());
-  for (std::size_t i = 0; i < values.size(); ++i) store_rounded(bytes.data() + i * size_of(tensor_.dtype), tensor_.dtype, values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    store_rounded(bytes.data() + i * size_of(tensor_.dtype), tensor_.dtype, values[i]);
   device_->upload(tensor_.data, bytes.data(), bytes.size());
 }
 
@@ -189,8 +195,8 @@ std::vector<double> values_of(Device& device, const Tensor& view) {
 
 namespace {
 // The error bound is share ||want|| + allowance + 8 * 2^-24 ||terms||.
-std::string mismatch(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms, double share,
-                     double allowance) {
+std::string mismatch(const std::vector<double>& got, const std::vector<double>& want,
+                     const std::vector<double>& terms, double share, double allowance) {
   std::ostringstream message;
   if (got.size() != want.size() || (!terms.empty() && terms.size() != want.size())) {
     message << "sizes differ: got " << got.size() << ", want " << want.size() << ", terms " << terms.size();
@@ -212,23 +218,27 @@ std::string mismatch(const std::vector<double>& got, const std::vector<double>& 
   }
   const double allowed = share * std::sqrt(norm) + allowance + 8 * 0x1p-24 * std::sqrt(condition);
   if (std::sqrt(error) <= allowed) return "";
-  message << "||got - want|| = " << std::sqrt(error) << " > " << allowed << " (||want|| = " << std::sqrt(norm) << "); worst element " << where
-          << ": got " << got[where] << ", want " << want[where];
+  message << "||got - want|| = " << std::sqrt(error) << " > " << allowed << " (||want|| = " << std::sqrt(norm)
+          << "); worst element " << where << ": got " << got[where] << ", want " << want[where];
   return message.str();
 }
 
 }  // namespace
 
-std::string mismatch_fp32(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms) {
+std::string mismatch_fp32(const std::vector<double>& got, const std::vector<double>& want,
+                          const std::vector<double>& terms) {
   return mismatch(got, want, terms, 1e-5, 0);
 }
 
-std::string mismatch_bf16(const std::vector<double>& got, const std::vector<double>& want, const std::vector<double>& terms,
-                          const std::vector<double>& plain) {
+std::string mismatch_bf16(const std::vector<double>& got, const std::vector<double>& want,
+                          const std::vector<double>& terms, const std::vector<double>& plain) {
   const std::vector<double> reference = plain.empty() ? rounded_to(DType::bf16, want) : plain;
-  if (reference.size() != want.size()) return "sizes differ: plain " + std::to_string(reference.size()) + ", want " + std::to_string(want.size());
+  if (reference.size() != want.size())
+    return "sizes differ: plain " + std::to_string(reference.size()) + ", want " +
+           std::to_string(want.size());
   double squares = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) squares += (reference[i] - want[i]) * (reference[i] - want[i]);
+  for (std::size_t i = 0; i < want.size(); ++i)
+    squares += (reference[i] - want[i]) * (reference[i] - want[i]);
   return mismatch(got, want, terms, 0, 2 * std::sqrt(squares));
 }
 

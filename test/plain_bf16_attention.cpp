@@ -37,7 +37,8 @@ class PlainHead {
         v_(gather(problem.v, problem.t_k, b, h)),
         dout_(gather(problem.dout, problem.t_q, b, h)),
         saved_out_(gather(saved.out, problem.t_q, b, h)),
-        saved_lse_(saved.lse.begin() + (b * problem.heads + h) * problem.t_q, saved.lse.begin() + (b * problem.heads + h + 1) * problem.t_q),
+        saved_lse_(saved.lse.begin() + (b * problem.heads + h) * problem.t_q,
+                   saved.lse.begin() + (b * problem.heads + h + 1) * problem.t_q),
         out(q_.size()),
         lse(problem.t_q),
         s_k(q_.size()),
@@ -56,14 +57,16 @@ class PlainHead {
   Floats gather(const std::vector<double>& values, Index length, Index b, Index h) const {
     Floats rows;
     for (Index t = 0; t < length; ++t)
-      for (Index c = 0; c < width_; ++c) rows.push_back(static_cast<float>(values[((b * length + t) * problem_.heads + h) * width_ + c]));
+      for (Index c = 0; c < width_; ++c)
+        rows.push_back(static_cast<float>(values[((b * length + t) * problem_.heads + h) * width_ + c]));
     return rows;
   }
   float lag(Index i, Index j) const { return static_cast<float>(j - problem_.position(i)); }
 
   Floats logits(Index i) const {
     Floats z(problem_.keys_seen(i));
-    for (Index j = 0; j < static_cast<Index>(z.size()); ++j) z[j] = scale_ * dot(&q_[i * width_], &k_[j * width_], width_) + slope_ * lag(i, j);
+    for (Index j = 0; j < static_cast<Index>(z.size()); ++j)
+      z[j] = scale_ * dot(&q_[i * width_], &k_[j * width_], width_) + slope_ * lag(i, j);
     return z;
   }
 
@@ -73,12 +76,14 @@ class PlainHead {
     for (const float logit : z) sum += std::exp(logit - maximum);
     lse[i] = maximum + std::log(sum);
     float* row = &out[i * width_];
-    for (std::size_t j = 0; j < z.size(); ++j) add_times(row, bf16(std::exp(z[j] - maximum) / sum), &v_[static_cast<Index>(j) * width_], width_);
+    for (std::size_t j = 0; j < z.size(); ++j)
+      add_times(row, bf16(std::exp(z[j] - maximum) / sum), &v_[static_cast<Index>(j) * width_], width_);
     for (Index c = 0; c < width_; ++c) row[c] = bf16(row[c]);
   }
 
   void differentiate(Index i, const Floats& z) {
-    const float *q = &q_[i * width_], *dout = &dout_[i * width_], delta = dot(dout, &saved_out_[i * width_], width_);
+    const float *q = &q_[i * width_], *dout = &dout_[i * width_],
+                delta = dot(dout, &saved_out_[i * width_], width_);
     for (Index j = 0; j < static_cast<Index>(z.size()); ++j) {
       const float p = std::exp(z[j] - saved_lse_[i]), s = p * (dot(dout, &v_[j * width_], width_) - delta);
       dkey_bias[j] += s;
@@ -99,19 +104,24 @@ class PlainHead {
 };
 
 // Head (b, h) of [B, T, H, width], and of [B, H, T].
-void place(Summed& whole, const Floats& rows, const AttentionProblem& problem, Index b, Index h, Index width) {
+void place(Summed& whole, const Floats& rows, const AttentionProblem& problem, Index b, Index h,
+           Index width) {
   const Index length = static_cast<Index>(rows.size()) / width;
   for (Index t = 0; t < length; ++t)
-    for (Index c = 0; c < width; ++c) whole.value[((b * length + t) * problem.heads + h) * width + c] = rows[t * width + c];
+    for (Index c = 0; c < width; ++c)
+      whole.value[((b * length + t) * problem.heads + h) * width + c] = rows[t * width + c];
 }
 void place_scalars(Summed& whole, const Floats& values, const AttentionProblem& problem, Index b, Index h) {
-  std::copy(values.begin(), values.end(), whole.value.begin() + (b * problem.heads + h) * static_cast<Index>(values.size()));
+  std::copy(values.begin(), values.end(),
+            whole.value.begin() + (b * problem.heads + h) * static_cast<Index>(values.size()));
 }
 }  // namespace
 
-AttentionOutputs plain_bf16_attention(const AttentionProblem& problem, Index content_dim, Index lanes, const SavedAttention& saved) {
+AttentionOutputs plain_bf16_attention(const AttentionProblem& problem, Index content_dim, Index lanes,
+                                      const SavedAttention& saved) {
   if (!problem.bias.empty()) throw std::invalid_argument("plain_bf16_attention takes no bias");
-  const Index query_rows = problem.batch * problem.heads * problem.t_q, key_rows = problem.batch * problem.heads * problem.t_k;
+  const Index query_rows = problem.batch * problem.heads * problem.t_q,
+              key_rows = problem.batch * problem.heads * problem.t_k;
   Summed s_k(query_rows * problem.head_dim), s_q(key_rows * problem.head_dim);
   AttentionOutputs outputs;
   outputs.out = s_k, outputs.dv = s_q;
@@ -131,7 +141,8 @@ AttentionOutputs plain_bf16_attention(const AttentionProblem& problem, Index con
   outputs.dk = content_part(s_q, problem, content_dim, problem.scale);
   outputs.dq_lanes = lanes_part(s_k, problem, content_dim, lanes, 1);
   outputs.dk_lanes = lanes_part(s_q, problem, content_dim, lanes, problem.scale);
-  for (Summed* rounded : {&outputs.dq, &outputs.dk, &outputs.dv}) rounded->value = rounded_to(DType::bf16, rounded->value);
+  for (Summed* rounded : {&outputs.dq, &outputs.dk, &outputs.dv})
+    rounded->value = rounded_to(DType::bf16, rounded->value);
   return outputs;
 }
 

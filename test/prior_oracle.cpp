@@ -40,7 +40,8 @@ double HeadPrior::amplitude() const {
 double relative_prior(const HeadPrior& head, const Positions& positions, std::int64_t i, std::int64_t j) {
   double sum = 0;
   for (std::int64_t r = 0; r < head.modes(); ++r) {
-    const double query = positions.coordinate(i, r, head.modes()), key = positions.coordinate(j, r, head.modes());
+    const double query = positions.coordinate(i, r, head.modes()),
+                 key = positions.coordinate(j, r, head.modes());
     if (query < 0 || key < 0) continue;
     const auto mode = static_cast<std::size_t>(r);
     const double angle = head.frequency[mode] * (query - key);
@@ -54,7 +55,8 @@ std::vector<double> prior_matrix(const HeadPrior& head, const Positions& positio
   for (std::int64_t i = 0; i < positions.rows(); ++i)
     for (std::int64_t j = 0; j < positions.rows(); ++j) {
       const double bias = head.key_bias.empty() ? 0 : head.key_bias[static_cast<std::size_t>(j)];
-      matrix.push_back(relative_prior(head, positions, i, j) + bias + head.slope * static_cast<double>(j - i));
+      matrix.push_back(relative_prior(head, positions, i, j) + bias +
+                       head.slope * static_cast<double>(j - i));
     }
   return matrix;
 }
@@ -62,7 +64,8 @@ std::vector<double> prior_matrix(const HeadPrior& head, const Positions& positio
 std::vector<double> query_vector(const HeadPrior& head, const Positions& positions, std::int64_t t) {
   std::vector<double> vector;
   for (std::size_t r = 0; r < head.alpha.size(); ++r) {
-    const auto [cosine, sine] = fourier_pair(head.frequency[r], positions.coordinate(t, static_cast<std::int64_t>(r), head.modes()));
+    const auto [cosine, sine] =
+        fourier_pair(head.frequency[r], positions.coordinate(t, static_cast<std::int64_t>(r), head.modes()));
     vector.push_back(head.alpha[r] * cosine + head.beta[r] * sine);
     vector.push_back(head.alpha[r] * sine - head.beta[r] * cosine);
   }
@@ -72,19 +75,22 @@ std::vector<double> query_vector(const HeadPrior& head, const Positions& positio
 std::vector<double> key_vector(const HeadPrior& head, const Positions& positions, std::int64_t t) {
   std::vector<double> vector;
   for (std::size_t r = 0; r < head.alpha.size(); ++r) {
-    const auto pair = fourier_pair(head.frequency[r], positions.coordinate(t, static_cast<std::int64_t>(r), head.modes()));
+    const auto pair =
+        fourier_pair(head.frequency[r], positions.coordinate(t, static_cast<std::int64_t>(r), head.modes()));
     vector.insert(vector.end(), pair.begin(), pair.end());
   }
   return vector;
 }
 
-std::vector<double> sink_features(const std::vector<double>& frequency, const Positions& positions, double train_length) {
+std::vector<double> sink_features(const std::vector<double>& frequency, const Positions& positions,
+                                  double train_length) {
   const auto modes = static_cast<std::int64_t>(frequency.size());
   std::vector<double> features;
   for (std::int64_t t = 0; t < positions.rows(); ++t) {
     for (const int which : {0, 1})
       for (std::int64_t m = 0; m < modes; ++m)
-        features.push_back(fourier_pair(frequency[static_cast<std::size_t>(m)], positions.coordinate(t, m, modes))[which]);
+        features.push_back(
+            fourier_pair(frequency[static_cast<std::size_t>(m)], positions.coordinate(t, m, modes))[which]);
     features.push_back(static_cast<double>(t) / train_length);
     features.push_back(std::log(1 + static_cast<double>(t)) / std::log(1 + train_length));
   }
@@ -110,15 +116,19 @@ std::vector<double> SinkMlp::key_bias(const std::vector<double>& features) const
   for (std::size_t h = 0; h < bump.size(); ++h)
     for (std::size_t t = 0; t < rows; ++t) {
       double sum = t == 0 ? bump[h] : 0;
-      for (std::size_t m = 0; m < units; ++m) sum += w2[h * units + m] * x[t * units + m] / (1 + std::exp(-x[t * units + m]));
+      for (std::size_t m = 0; m < units; ++m)
+        sum += w2[h * units + m] * x[t * units + m] / (1 + std::exp(-x[t * units + m]));
       out.push_back(sum);
     }
   return out;
 }
 
-SinkMlp SinkMlp::absolute() const { return {test::absolute(w1), test::absolute(b1), test::absolute(w2), test::absolute(bump)}; }
+SinkMlp SinkMlp::absolute() const {
+  return {test::absolute(w1), test::absolute(b1), test::absolute(w2), test::absolute(bump)};
+}
 
-std::vector<double> numerical_gradient(std::vector<double>& parameters, double step, const std::function<double()>& loss) {
+std::vector<double> numerical_gradient(std::vector<double>& parameters, double step,
+                                       const std::function<double()>& loss) {
   std::vector<double> gradient;
   for (double& parameter : parameters) {
     const double value = parameter;

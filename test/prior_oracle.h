@@ -1,4 +1,5 @@
-// Float64 oracle of the attention prior, naive: the matrix K_ij, the positional lanes, the sink features and MLP, and numerical derivatives.
+// Float64 oracle of the attention prior, naive: the matrix K_ij, the positional lanes, the sink features and
+// MLP, and numerical derivatives.
 #pragma once
 
 #include <array>
@@ -37,7 +38,8 @@ struct HeadPrior {
   double amplitude() const;  // sum_r sqrt(alpha_r^2 + beta_r^2), the largest |K_rel|
 };
 
-// K_rel,ij = sum_r alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j)), written with differences of positions: it knows nothing of the factorisation.
+// K_rel,ij = sum_r alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j)), written with differences of positions: it
+// knows nothing of the factorisation.
 double relative_prior(const HeadPrior& head, const Positions& positions, std::int64_t i, std::int64_t j);
 
 // K [T, T], K_ij = K_rel,ij + u~(j) + slope (j - i). (Softmax cannot tell slope (j - i) from slope j.)
@@ -48,7 +50,8 @@ std::vector<double> query_vector(const HeadPrior& head, const Positions& positio
 std::vector<double> key_vector(const HeadPrior& head, const Positions& positions, std::int64_t t);
 
 // phi [T, 2M+2].
-std::vector<double> sink_features(const std::vector<double>& frequency, const Positions& positions, double train_length);
+std::vector<double> sink_features(const std::vector<double>& frequency, const Positions& positions,
+                                  double train_length);
 
 // The sink MLP u~(j) = w2 silu(w1 phi(j) + b1) + bump [j == 0].
 struct SinkMlp {
@@ -61,7 +64,9 @@ struct SinkMlp {
   SinkMlp absolute() const;
 };
 
-// Central differences: d loss() / d parameters[i] for all i; parameters are what loss() reads, and are left as they were.
-std::vector<double> numerical_gradient(std::vector<double>& parameters, double step, const std::function<double()>& loss);
+// Central differences: d loss() / d parameters[i] for all i; parameters are what loss() reads, and are left
+// as they were.
+std::vector<double> numerical_gradient(std::vector<double>& parameters, double step,
+                                       const std::function<double()>& loss);
 
 }  // namespace goat::test

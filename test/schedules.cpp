@@ -17,7 +17,8 @@ namespace {
 using Work = std::function<std::vector<double>()>;
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 // Runs work() in each of the named schedules, which set(i) brings about, and restores the usual one.
@@ -51,11 +52,14 @@ void compare_on_simt(const Work& work) {
     std::uint64_t seed;
   };
   const std::uint64_t seed = fresh_seed();
-  const auto random = [](std::uint64_t of) { return "threads and copies in random order, seed " + std::to_string(of); };
-  const std::vector<Schedule> schedules = {{"threads ascending, copies late", Order::ascending, Copies::late, 1},
-                                           {"threads descending, copies early", Order::descending, Copies::early, 1},
-                                           {random(seed), Order::random, Copies::random, seed},
-                                           {random(seed + 1), Order::random, Copies::random, seed + 1}};
+  const auto random = [](std::uint64_t of) {
+    return "threads and copies in random order, seed " + std::to_string(of);
+  };
+  const std::vector<Schedule> schedules = {
+      {"threads ascending, copies late", Order::ascending, Copies::late, 1},
+      {"threads descending, copies early", Order::descending, Copies::early, 1},
+      {random(seed), Order::random, Copies::random, seed},
+      {random(seed + 1), Order::random, Copies::random, seed + 1}};
   std::vector<std::string> names;
   for (const Schedule& schedule : schedules) names.push_back(schedule.name);
   const on_simt::Options usual = on_simt::options();
@@ -78,8 +82,8 @@ void check_schedules(const std::string& device_name, const Work& work) {
     const int usual = omp_get_max_threads();
     constexpr int counts[] = {1, 2, 3, 2};
     compare(
-        {"1 thread", "2 threads", "3 threads", "2 threads again"}, work, [&](std::size_t i) { omp_set_num_threads(counts[i]); },
-        [&] { omp_set_num_threads(usual); });
+        {"1 thread", "2 threads", "3 threads", "2 threads again"}, work,
+        [&](std::size_t i) { omp_set_num_threads(counts[i]); }, [&] { omp_set_num_threads(usual); });
   } else if (device_name == "simt") {
     compare_on_simt(work);
   } else {

@@ -1,4 +1,5 @@
-// What the tests of kernels/simt share: device arrays, reports as text, marked source lines. Included by files that bring kernels along.
+// What the tests of kernels/simt share: device arrays, reports as text, marked source lines. Included by
+// files that bring kernels along.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +24,8 @@ constexpr bool address_sanitizer = true;
 constexpr bool address_sanitizer = false;
 #endif
 
-// Options of one test: one host thread unless asked for, so that reports and marks are of one schedule. Restored at its end.
+// Options of one test: one host thread unless asked for, so that reports and marks are of one schedule.
+// Restored at its end.
 class ScopedOptions {
  public:
   ScopedOptions() : saved_(on_simt::options()) { on_simt::options().threads = 1; }
@@ -39,8 +41,11 @@ class ScopedOptions {
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(std::size_t size) : data_(static_cast<T*>(on_simt::device_allocate(size * sizeof(T)))), size_(size) {}
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { std::copy(values.begin(), values.end(), data_); }
+  explicit DeviceArray(std::size_t size)
+      : data_(static_cast<T*>(on_simt::device_allocate(size * sizeof(T)))), size_(size) {}
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+    std::copy(values.begin(), values.end(), data_);
+  }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
   ~DeviceArray() { on_simt::device_release(data_); }
@@ -63,8 +68,8 @@ inline std::string report_of(const std::function<void()>& action) {
   return "";
 }
 
-// What a child process writes while it does `action`, which AddressSanitizer or UBSan should end; the text ends with "exit 0" if nothing
-// ended it, with "thrown: ..." if it threw.
+// What a child process writes while it does `action`, which AddressSanitizer or UBSan should end; the text
+// ends with "exit 0" if nothing ended it, with "thrown: ..." if it threw.
 inline std::string report_of_child(const std::function<void()>& action) {
   int ends[2];
   if (pipe(ends) != 0) return "pipe failed";
@@ -86,7 +91,8 @@ inline std::string report_of_child(const std::function<void()>& action) {
   close(ends[1]);
   std::string text;
   char part[4096];
-  for (ssize_t count; (count = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<std::size_t>(count));
+  for (ssize_t count; (count = read(ends[0], part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(count));
   close(ends[0]);
   waitpid(child, nullptr, 0);
   return text;

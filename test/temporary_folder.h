@@ -14,7 +14,8 @@ namespace goat::test {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "goat_test_XXXXXX").string();  // mkdtemp fills in the X
+    std::string name =
+        (std::filesystem::temp_directory_path() / "goat_test_XXXXXX").string();  // mkdtemp fills in the X
     if (!::mkdtemp(name.data())) throw std::system_error(errno, std::generic_category(), name);
     path_ = name;
   }

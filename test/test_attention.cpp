@@ -27,23 +27,27 @@ void check_forward(const AttentionProblem& problem, const DeviceAttention& atten
   CHECK_FP32(attention_on_device.lse.values(), want.lse);
 }
 
-void check_backward(const AttentionProblem& problem, const AttentionShape& shape, const DeviceAttention& got) {
+void check_backward(const AttentionProblem& problem, const AttentionShape& shape,
+                    const DeviceAttention& got) {
   const AttentionOutputs want = attention_outputs(problem, shape.content_dim, shape.lanes);
   CHECK_FP32(got.q_gradient(), want.dq.value, want.dq.terms);
   CHECK_FP32(got.k_gradient(), want.dk.value, want.dk.terms);
   CHECK_FP32(got.v_gradient(), want.dv.value, want.dv.terms);
   CHECK_FP32(got.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms);
-  CHECK_FP32(sum_per_head(got.dslope.values(), shape.batch, shape.heads), sum_per_head(want.dslope.value, shape.batch, shape.heads),
+  CHECK_FP32(sum_per_head(got.dslope.values(), shape.batch, shape.heads),
+             sum_per_head(want.dslope.value, shape.batch, shape.heads),
              sum_per_head(want.dslope.terms, shape.batch, shape.heads));
   CHECK_FP32(got.dq_lanes.values(), want.dq_lanes.value, want.dq_lanes.terms);
   CHECK_FP32(got.dk_lanes.values(), want.dk_lanes.value, want.dk_lanes.terms);
   const Index row = shape.batch * shape.heads * shape.head_dim, rows = std::max(shape.t_q, shape.t_k);
-  CHECK(count_nan(got.dqkv.values()) == row * ((rows - shape.t_q) + 2 * (rows - shape.t_k)));  // nothing else was written
+  CHECK(count_nan(got.dqkv.values()) ==
+        row * ((rows - shape.t_q) + 2 * (rows - shape.t_k)));  // nothing else was written
 }
 
 void check_attention(Device& device, const AttentionShape& shape, Rng& rng) {
-  INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads << ", d_h " << shape.head_dim << ", d_c "
-            << shape.content_dim << ", 2R " << shape.lanes << (shape.causal ? ", causal" : "") << (shape.slope ? ", slope" : ""));
+  INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads
+            << ", d_h " << shape.head_dim << ", d_c " << shape.content_dim << ", 2R " << shape.lanes
+            << (shape.causal ? ", causal" : "") << (shape.slope ? ", slope" : ""));
   const AttentionProblem problem = random_attention(shape, rng);
   DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes);
   on_device.forward();
@@ -85,15 +89,19 @@ std::vector<double> times(std::vector<double> values, double factor) {
   return values;
 }
 
-double norm(const std::vector<double>& values) { return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0)); }
+double norm(const std::vector<double>& values) {
+  return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
+}
 
 std::vector<std::vector<double>> results(const DeviceAttention& attention) {
-  return {attention.out.values(),      attention.lse.values(),      attention.q_gradient(),       attention.k_gradient(),   attention.v_gradient(),
-          attention.dq_lanes.values(), attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
+  return {attention.out.values(),      attention.lse.values(),       attention.q_gradient(),
+          attention.k_gradient(),      attention.v_gradient(),       attention.dq_lanes.values(),
+          attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
 }
 
 // All results, to be compared as CHECK((a == b)): in one pair of parentheses Catch would print every number.
-std::vector<std::vector<double>> run(Device& device, const AttentionProblem& problem, Index content_dim, Index lanes) {
+std::vector<std::vector<double>> run(Device& device, const AttentionProblem& problem, Index content_dim,
+                                     Index lanes) {
   DeviceAttention attention(device, problem, content_dim, lanes);
   attention.forward();
   attention.backward();
@@ -126,7 +134,8 @@ TEST_CASE("attention oracle: dkey_bias is the central difference in a bias of th
   const auto seed = fresh_seed();
   INFO("GOAT_TEST_SEED=" << seed);
   Rng rng(seed);
-  AttentionProblem problem = random_attention({1, 1, 6, 3, 4, 4, 0, true, true}, rng);  // one query: a key's bias is a logit's
+  AttentionProblem problem =
+      random_attention({1, 1, 6, 3, 4, 4, 0, true, true}, rng);  // one query: a key's bias is a logit's
   problem.bias.resize(3 * 1 * 6, -0.2);
   CHECK(distance(differences(problem, problem.bias), attention_gradients(problem).dkey_bias.value) < 1e-8);
 }
@@ -137,7 +146,8 @@ TEST_CASE("attention forward and backward: match float64 at odd lengths", "[atte
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    for (const Index length : reduced() ? std::vector<Index>{1, 7, 64, 65, 97} : std::vector<Index>{1, 2, 7, 63, 64, 65, 95, 96, 97, 130, 257})
+    for (const Index length : reduced() ? std::vector<Index>{1, 7, 64, 65, 97}
+                                        : std::vector<Index>{1, 2, 7, 63, 64, 65, 95, 96, 97, 130, 257})
       for (const bool causal : {true, false}) {
         const bool slope = rng() % 2 == 0;
         check_attention(*device, {2, length, length, 3, 32, 22, 8, causal, slope}, rng);
@@ -145,7 +155,8 @@ TEST_CASE("attention forward and backward: match float64 at odd lengths", "[atte
   }
 }
 
-TEST_CASE("attention forward and backward: match float64 for every head dimension, with and without lanes", "[attention]") {
+TEST_CASE("attention forward and backward: match float64 for every head dimension, with and without lanes",
+          "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -154,12 +165,14 @@ TEST_CASE("attention forward and backward: match float64 for every head dimensio
     for (const Index head_dim : {1, 8, 20, 32, 52, 64, 128})
       for (const bool slope : {true, false}) {
         check_attention(*device, {1, 70, 70, 3, head_dim, head_dim, 0, true, slope}, rng);
-        if (head_dim >= 8) check_attention(*device, {2, 99, 99, 1, head_dim, head_dim - 7, 4, true, slope}, rng);
+        if (head_dim >= 8)
+          check_attention(*device, {2, 99, 99, 1, head_dim, head_dim - 7, 4, true, slope}, rng);
       }
   }
 }
 
-TEST_CASE("attention forward and backward: match float64 where queries and keys differ in number", "[attention]") {
+TEST_CASE("attention forward and backward: match float64 where queries and keys differ in number",
+          "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -167,9 +180,11 @@ TEST_CASE("attention forward and backward: match float64 where queries and keys 
     Rng rng(seed);
     for (const Index t_q : {1, 5, 96, 100})
       for (const Index t_k : {100, 192, 250})
-        for (const bool causal : {true, false}) check_attention(*device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
+        for (const bool causal : {true, false})
+          check_attention(*device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
     check_attention(*device, {2, 130, 7, 3, 24, 20, 2, false, true}, rng);
-    for (Index lead = 1; lead <= 32; lead += reduced() ? 5 : 1)  // the diagonal meets the edges of tiles everywhere
+    for (Index lead = 1; lead <= 32;
+         lead += reduced() ? 5 : 1)  // the diagonal meets the edges of tiles everywhere
       check_attention(*device, {1, 64, 64 + lead, 1, 8, 8, 0, true, true}, rng);
   }
 }
@@ -207,19 +222,22 @@ TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=100
     on_device.backward();
     const AttentionGradients want = attention_gradients(problem);
     const std::vector<double> dlambda = sum_per_head(want.dslope.value, shape.batch, shape.heads);
-    CHECK(distance(sum_per_head(on_device.dslope.values(), shape.batch, shape.heads), dlambda) < 1e-3 * norm(dlambda));
+    CHECK(distance(sum_per_head(on_device.dslope.values(), shape.batch, shape.heads), dlambda) <
+          1e-3 * norm(dlambda));
     CHECK(distance(on_device.dkey_bias.values(), want.dkey_bias.value) <
           1e-3 * norm(want.dkey_bias.value) / std::sqrt(6.0 * static_cast<double>(length)));
   }
 }
 
-TEST_CASE("attention backward: the other gradients are the same bits without the optional ones", "[attention]") {
+TEST_CASE("attention backward: the other gradients are the same bits without the optional ones",
+          "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     Rng rng(fresh_seed());
     const AttentionShape shape{1, 130, 130, 2, 32, 22, 8, true, true};
     const AttentionProblem problem = random_attention(shape, rng);
-    DeviceAttention whole(*device, problem, shape.content_dim, shape.lanes), bare(*device, problem, shape.content_dim, shape.lanes);
+    DeviceAttention whole(*device, problem, shape.content_dim, shape.lanes),
+        bare(*device, problem, shape.content_dim, shape.lanes);
     whole.forward();
     whole.backward();
     bare.forward();
@@ -239,7 +257,8 @@ TEST_CASE("attention forward and backward: the same bits every run", "[attention
     Rng rng(fresh_seed());
     for (const Index heads : {1, 5}) {
       const Index length = reduced() ? 133 : 333;
-      const AttentionProblem problem = random_attention({1, length, length, heads, 32, 22, 8, true, true}, rng);
+      const AttentionProblem problem =
+          random_attention({1, length, length, heads, 32, 22, 8, true, true}, rng);
       const auto first = run(*device, problem, 22, 8);
       for (int repetition = 0; repetition < 3; ++repetition) CHECK((run(*device, problem, 22, 8) == first));
     }
@@ -278,7 +297,9 @@ TEST_CASE("attention forward: a NaN reaches the rows that see it and no earlier 
   }
 }
 
-TEST_CASE("attention on the cpu: memory is linear in T, 32768 tokens forward and backward in less than 64 MiB more", "[attention]") {
+TEST_CASE(
+    "attention on the cpu: memory is linear in T, 32768 tokens forward and backward in less than 64 MiB more",
+    "[attention]") {
   const auto device = open_device("cpu");
   Rng rng(fresh_seed());
   const Index length = reduced() ? 4096 : 32768;

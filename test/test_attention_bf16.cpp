@@ -1,4 +1,5 @@
-// The bf16 attention kernels against float64: every result within twice the error of a plain bf16 implementation (plain_bf16_attention.h).
+// The bf16 attention kernels against float64: every result within twice the error of a plain bf16
+// implementation (plain_bf16_attention.h).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -31,17 +32,21 @@ struct References {
   std::vector<double> delta_errors;  // [B H]: sum_i |<dout_i, out_i> - what float64 gives|
 
   // `largest_logit` where logits are so large that their rounding, 2^-24 of them, is felt in p.
-  References(const AttentionProblem& problem, const AttentionShape& shape, const SavedAttention& saved, double largest_logit)
+  References(const AttentionProblem& problem, const AttentionShape& shape, const SavedAttention& saved,
+             double largest_logit)
       : want(attention_outputs(problem, shape.content_dim, shape.lanes)),
         plain(plain_bf16_attention(problem, shape.content_dim, shape.lanes, saved)),
         delta_errors(shape.batch * shape.heads) {
     for (std::size_t first = 0; first < problem.dout.size(); first += shape.head_dim) {
       double delta_error = 0;
-      for (std::size_t n = first; n < first + shape.head_dim; ++n) delta_error += problem.dout[n] * (saved.out[n] - want.out.value[n]);
+      for (std::size_t n = first; n < first + shape.head_dim; ++n)
+        delta_error += problem.dout[n] * (saved.out[n] - want.out.value[n]);
       const Index row = static_cast<Index>(first) / shape.head_dim;
-      delta_errors[row / (shape.t_q * shape.heads) * shape.heads + row % shape.heads] += std::abs(delta_error);
+      delta_errors[row / (shape.t_q * shape.heads) * shape.heads + row % shape.heads] +=
+          std::abs(delta_error);
     }
-    for (Summed* sum : {&want.out, &want.dq, &want.dk, &want.dv, &want.dq_lanes, &want.dk_lanes, &want.dkey_bias, &want.dslope})
+    for (Summed* sum : {&want.out, &want.dq, &want.dk, &want.dv, &want.dq_lanes, &want.dk_lanes,
+                        &want.dkey_bias, &want.dslope})
       for (double& terms : sum->terms) terms *= 1 + largest_logit / 8;
     // slope (j - i') comes from slope (j - o) and slope (i' - o), o a position of the same tile.
     for (std::size_t row = 0; !problem.slope.empty() && row < want.lse.terms.size(); ++row)
@@ -52,8 +57,9 @@ struct References {
   static constexpr double tile = 128;
 };
 
-// The gradient of the slope is what the keys' shares add up to. Rows of S add up to 0, so that lags may be counted to a query nearby, at most 32 rows
-// away; what rounding leaves of that 0 counts times the distance, and so does the error of delta where it is not corrected (not deterministic).
+// The gradient of the slope is what the keys' shares add up to. Rows of S add up to 0, so that lags may be
+// counted to a query nearby, at most 32 rows away; what rounding leaves of that 0 counts times the distance,
+// and so does the error of delta where it is not corrected (not deterministic).
 void check_slope_gradient(const References& reference, const DeviceAttention& got, bool deterministic) {
   constexpr double distance = 32;
   const auto heads = static_cast<Index>(reference.delta_errors.size());  // of all sequences
@@ -85,16 +91,16 @@ void check_outputs(const References& reference, const DeviceAttention& got, bool
 
 std::string text_of(const AttentionShape& shape) {
   std::string text;
-  const std::pair<const char*, Index> fields[] = {{"B ", shape.batch},   {", T_q ", shape.t_q},      {", T_k ", shape.t_k},
-                                                  {", H ", shape.heads}, {", d_h ", shape.head_dim}, {", d_c ", shape.content_dim},
-                                                  {", 2R ", shape.lanes}};
+  const std::pair<const char*, Index> fields[] = {
+      {"B ", shape.batch},        {", T_q ", shape.t_q},         {", T_k ", shape.t_k}, {", H ", shape.heads},
+      {", d_h ", shape.head_dim}, {", d_c ", shape.content_dim}, {", 2R ", shape.lanes}};
   for (const auto& [name, value] : fields) text += name + std::to_string(value);
   return text + (shape.causal ? ", causal" : "") + (shape.slope ? ", slope" : "");
 }
 
 // Forward, then backward in both forms.
-void check_problem(Device& device, const AttentionShape& shape, const AttentionProblem& problem, Layout layout = Layout::packed,
-                   double largest_logit = 0) {
+void check_problem(Device& device, const AttentionShape& shape, const AttentionProblem& problem,
+                   Layout layout = Layout::packed, double largest_logit = 0) {
   INFO(text_of(shape));
   DeviceAttention forward(device, problem, shape.content_dim, shape.lanes, DType::bf16, layout);
   forward.forward();
@@ -143,8 +149,10 @@ std::vector<double> results_of(Device& device, const AttentionProblem& problem, 
   attention.forward();
   attention.backward();
   std::vector<double> all;
-  for (const auto& part : {attention.out.values(), attention.lse.values(), attention.q_gradient(), attention.k_gradient(), attention.v_gradient(),
-                           attention.dq_lanes.values(), attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()})
+  for (const auto& part :
+       {attention.out.values(), attention.lse.values(), attention.q_gradient(), attention.k_gradient(),
+        attention.v_gradient(), attention.dq_lanes.values(), attention.dk_lanes.values(),
+        attention.dkey_bias.values(), attention.dslope.values()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }
@@ -174,7 +182,8 @@ TEST_CASE("bf16 attention: matches float64 where queries and keys differ in numb
   on_devices([](Device& device, Rng& rng) {
     for (const Index t_q : some_of({1, 5, 97, 130}))
       for (const Index t_k : {130, 201})
-        for (const bool causal : {true, false}) check_shape(device, {t_q < 10 ? 4 : 1, t_q, t_k, 2, 32, 26, 4, causal, true}, rng);
+        for (const bool causal : {true, false})
+          check_shape(device, {t_q < 10 ? 4 : 1, t_q, t_k, 2, 32, 26, 4, causal, true}, rng);
     check_shape(device, {1, 130, 7, 3, 32, 26, 4, false, true}, rng);
     check_shape(device, {1, 300, 65, 1, 32, 26, 4, false, true}, rng);
     check_shape(device, {1, 65, 390, 1, 64, 58, 4, true, true}, rng);
@@ -215,7 +224,8 @@ TEST_CASE("bf16 attention: matches float64 where logits are near 10,000", "[atte
   on_devices([](Device& device, Rng& rng) {
     for (const Index head_dim : {64, 128})
       for (const bool causal : {true, false}) {
-        // Integers, and a power of two as scale: q k^T is exact in fp32, so that what is tested is the softmax and not the products' rounding.
+        // Integers, and a power of two as scale: q k^T is exact in fp32, so that what is tested is the
+        // softmax and not the products' rounding.
         const AttentionShape shape{1, 140, 140, 2, head_dim, head_dim, 0, causal, false, DType::bf16};
         AttentionProblem problem = random_attention(shape, rng);
         std::uniform_int_distribution<int> digit(-15, 15);
@@ -232,9 +242,11 @@ TEST_CASE("bf16 attention: matches float64 where logits are near 10,000", "[atte
   });
 }
 
-TEST_CASE("bf16 attention: equal keys, a single key, negative zeros, large and zero gradients", "[attention]") {
+TEST_CASE("bf16 attention: equal keys, a single key, negative zeros, large and zero gradients",
+          "[attention]") {
   on_devices([](Device& device, Rng& rng) {
-    const AttentionShape shape{1, 90, 90, 2, 64, 58, 4, true, true, DType::bf16}, one_key{2, 70, 1, 3, 64, 58, 4, false, true, DType::bf16};
+    const AttentionShape shape{1, 90, 90, 2, 64, 58, 4, true, true, DType::bf16},
+        one_key{2, 70, 1, 3, 64, 58, 4, false, true, DType::bf16};
     const AttentionProblem random = random_attention(shape, rng);
     AttentionProblem problem = random;
     const Index row = problem.heads * problem.head_dim;
@@ -269,8 +281,10 @@ TEST_CASE("bf16 attention: what the optional outputs leave out changes no bit of
         DeviceAttention partial(device, problem, shape.content_dim, shape.lanes, DType::bf16);
         partial.forward();
         AttentionBackward op = partial.backward_operation();
-        const std::pair<Tensor*, const Operand*> optional[] = {
-            {&op.dq_lanes, &partial.dq_lanes}, {&op.dk_lanes, &partial.dk_lanes}, {&op.dkey_bias, &partial.dkey_bias}, {&op.dslope, &partial.dslope}};
+        const std::pair<Tensor*, const Operand*> optional[] = {{&op.dq_lanes, &partial.dq_lanes},
+                                                               {&op.dk_lanes, &partial.dk_lanes},
+                                                               {&op.dkey_bias, &partial.dkey_bias},
+                                                               {&op.dslope, &partial.dslope}};
         const Operand* written[] = {&whole.dq_lanes, &whole.dk_lanes, &whole.dkey_bias, &whole.dslope};
         for (int which = 0; which < 4; ++which)
           if (left_out == which || left_out == 4) *optional[which].first = Tensor{};
@@ -281,7 +295,8 @@ TEST_CASE("bf16 attention: what the optional outputs leave out changes no bit of
         CHECK((partial.v_gradient() == whole.v_gradient()));
         for (int which = 0; which < 4; ++which) {
           const bool absent = left_out == which || left_out == 4;
-          CHECK((absent ? all_nan(optional[which].second->values()) : optional[which].second->values() == written[which]->values()));
+          CHECK((absent ? all_nan(optional[which].second->values())
+                        : optional[which].second->values() == written[which]->values()));
         }
       }
     }
@@ -295,14 +310,16 @@ TEST_CASE("bf16 attention: the same bits for every order of threads and copies",
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     for (const Index head_dim : {20, 32, 64, 128}) {
-      const AttentionShape shape{1, 140, 140, head_dim == 32 ? 2 : 1, head_dim, head_dim - 6, 4, true, true, DType::bf16};
+      const AttentionShape shape{1,    140,  140,        head_dim == 32 ? 2 : 1, head_dim, head_dim - 6, 4,
+                                 true, true, DType::bf16};
       const AttentionProblem problem = random_attention(shape, rng);
       check_schedules(name, [&] { return results_of(*device, problem, shape); });
     }
   }
 }
 
-TEST_CASE("bf16 attention forward: a NaN in a key reaches the rows that see it and no earlier tile", "[attention]") {
+TEST_CASE("bf16 attention forward: a NaN in a key reaches the rows that see it and no earlier tile",
+          "[attention]") {
   on_devices([](Device& device, Rng& rng) {
     AttentionProblem problem = random_attention({1, 400, 400, 1, 32, 32, 0, true, true, DType::bf16}, rng);
     problem.k[270 * 32] = std::numeric_limits<double>::quiet_NaN();
@@ -340,7 +357,8 @@ bool simt_is_tested() {
 }
 }  // namespace
 
-TEST_CASE("bf16 attention: the tile shapes of GPUs with little shared memory match float64 too", "[attention]") {
+TEST_CASE("bf16 attention: the tile shapes of GPUs with little shared memory match float64 too",
+          "[attention]") {
   if (!simt_is_tested()) return;
   const SimulatedGpu device(86);
   const auto seed = fresh_seed();
@@ -352,14 +370,16 @@ TEST_CASE("bf16 attention: the tile shapes of GPUs with little shared memory mat
   }
 }
 
-TEST_CASE("bf16 attention: no two rows of a matrix that ldmatrix reads lie in the same banks", "[attention]") {
+TEST_CASE("bf16 attention: no two rows of a matrix that ldmatrix reads lie in the same banks",
+          "[attention]") {
   if (!simt_is_tested()) return;
   Rng rng(fresh_seed());
   for (const int architecture : {90, 86}) {
     const SimulatedGpu device(architecture);
     for (const Index head_dim : {32, 64, 128}) {
       INFO("sm_" << architecture << ", d_h " << head_dim);
-      const AttentionProblem problem = random_attention({1, 130, 130, 1, head_dim, head_dim - 6, 4, true, true, DType::bf16}, rng);
+      const AttentionProblem problem =
+          random_attention({1, 130, 130, 1, head_dim, head_dim - 6, 4, true, true, DType::bf16}, rng);
       for (const bool deterministic : {true, false}) {
         on_simt::reset_counters();
         DeviceAttention attention(*device, problem, head_dim - 6, 4, DType::bf16);

@@ -11,15 +11,16 @@ using namespace goat::test;
 namespace {
 using Index = std::int64_t;
 
-// The problem's operands on a device: q [B, T_q, H, d_h]; k and v as a cache [B, capacity, 2, H, d_h] of which the first T_k rows are filled and the
-// others poisoned.
+// The problem's operands on a device: q [B, T_q, H, d_h]; k and v as a cache [B, capacity, 2, H, d_h] of
+// which the first T_k rows are filled and the others poisoned.
 struct Decoding {
   Decoding(Device& on, DType dtype, const AttentionProblem& problem, Index capacity)
       : device(on),
         t_k(problem.t_k),
         scale(static_cast<float>(problem.scale)),
         causal(problem.causal),
-        q(Operand::of(on, problem.q, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "q", dtype)),
+        q(Operand::of(on, problem.q, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "q",
+                      dtype)),
         cache(on, dtype, {problem.batch, capacity, 2, problem.heads, problem.head_dim}, "cache"),
         slope(on, DType::f32, {problem.heads}, "slope"),
         out(on, dtype, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "out"),
@@ -61,13 +62,15 @@ struct Decoding {
 
 AttentionProblem random_problem(const AttentionShape& shape, DType dtype, Rng& rng) {
   AttentionProblem problem = random_attention(shape, rng);
-  for (std::vector<double>* values : {&problem.q, &problem.k, &problem.v}) *values = rounded_to(dtype, *values);
+  for (std::vector<double>* values : {&problem.q, &problem.k, &problem.v})
+    *values = rounded_to(dtype, *values);
   return problem;
 }
 
 void check_decoding(Device& device, DType dtype, const AttentionShape& shape, Rng& rng) {
-  INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads << ", d_h " << shape.head_dim
-            << (shape.causal ? ", causal" : "") << (shape.slope ? ", slope" : ""));
+  INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads
+            << ", d_h " << shape.head_dim << (shape.causal ? ", causal" : "")
+            << (shape.slope ? ", slope" : ""));
   const AttentionProblem problem = random_problem(shape, dtype, rng);
   Decoding decoding(device, dtype, problem, shape.t_k + 3);
   decoding.run();
@@ -98,21 +101,26 @@ TEST_CASE("attention decode: matches float64 for one query and any number of key
 TEST_CASE("attention decode: matches float64 for every head dimension, aligned and not", "[attention]") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     for (const Index head_dim : {1, 7, 8, 16, 32, 33, 40, 64, 100, 128, 130, 256})
-      for (const Index t_q : {1, 3}) check_decoding(device, dtype, {1, t_q, 300, 2, head_dim, head_dim, 0, true, true}, rng);
+      for (const Index t_q : {1, 3})
+        check_decoding(device, dtype, {1, t_q, 300, 2, head_dim, head_dim, 0, true, true}, rng);
   });
 }
 
-TEST_CASE("attention decode: a query sees no key after its position, nor any of another head or sequence", "[attention]") {
+TEST_CASE("attention decode: a query sees no key after its position, nor any of another head or sequence",
+          "[attention]") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     for (const Index t_q : {1, 2, 3, 4})
-      for (const Index t_k : {256, 258, 385, 513})  // the last split may hold fewer keys than there are queries
-        for (const bool causal : {true, false}) check_decoding(device, dtype, {2, t_q, t_k, 3, 32, 32, 0, causal, true}, rng);
+      for (const Index t_k :
+           {256, 258, 385, 513})  // the last split may hold fewer keys than there are queries
+        for (const bool causal : {true, false})
+          check_decoding(device, dtype, {2, t_q, t_k, 3, 32, 32, 0, causal, true}, rng);
   });
 }
 
 TEST_CASE("attention decode: matches float64 with many heads, where the splits are long", "[attention]") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
-    check_decoding(device, dtype, {16, 1, 777, 16, 16, 16, 0, true, true}, rng);  // 2 blocks a head would hold 389 and 388 keys
+    check_decoding(device, dtype, {16, 1, 777, 16, 16, 16, 0, true, true},
+                   rng);  // 2 blocks a head would hold 389 and 388 keys
   });
 }
 
@@ -120,7 +128,8 @@ TEST_CASE("attention decode: matches float64 with steep slopes and large logits"
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     for (const double factor : {1.0, 8.0}) {
       AttentionProblem problem = random_problem({1, 2, 1100, 4, 24, 24, 0, true, true}, dtype, rng);
-      problem.slope = {0.7071f, 4.0f, 100.0f, -0.01f};  // logits of moderate size where the softmax has its mass
+      problem.slope = {0.7071f, 4.0f, 100.0f,
+                       -0.01f};  // logits of moderate size where the softmax has its mass
       for (double& value : problem.q) value = rounded_to(dtype, factor * value);
       Decoding decoding(device, dtype, problem, 1100);
       decoding.run();
@@ -131,10 +140,12 @@ TEST_CASE("attention decode: matches float64 with steep slopes and large logits"
   });
 }
 
-TEST_CASE("attention decode: the last rows of a long sequence are the same alone as among many queries", "[attention]") {
+TEST_CASE("attention decode: the last rows of a long sequence are the same alone as among many queries",
+          "[attention]") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     const Index length = 400, heads = 2, head_dim = 32;
-    const AttentionProblem whole = random_problem({1, length, length, heads, head_dim, head_dim, 0, true, true}, dtype, rng);
+    const AttentionProblem whole =
+        random_problem({1, length, length, heads, head_dim, head_dim, 0, true, true}, dtype, rng);
     Decoding together(device, dtype, whole, length);
     together.run();
     for (const Index t_q : {1, 4}) {
@@ -163,7 +174,8 @@ TEST_CASE("attention decode: the same bits in any order of threads", "[attention
     const auto device = open_device(name);
     Rng rng(fresh_seed());
     for (const Index head_dim : {32, 33}) {
-      const AttentionProblem problem = random_problem({1, 2, 600, 2, head_dim, head_dim, 0, true, true}, dtype, rng);
+      const AttentionProblem problem =
+          random_problem({1, 2, 600, 2, head_dim, head_dim, 0, true, true}, dtype, rng);
       Decoding decoding(*device, dtype, problem, 601);
       check_schedules(name, [&] {
         decoding.run();

@@ -1,4 +1,5 @@
-// How exact the prior is through the bf16 attention kernels at long range (goat.md, "Augmented vectors" and "Gradients").
+// How exact the prior is through the bf16 attention kernels at long range (goat.md, "Augmented vectors" and
+// "Gradients").
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -20,9 +21,9 @@ using Index = std::int64_t;
 
 // What the kernels make of the prior's part of single logits.
 //
-// Content coordinate c of the queries is q_c = 256 in the query rows c, c + d_c, .. and 0 in the others, and of the keys -2048 in all but one key
-// j_c: in those rows every key but j_c has a content logit near -10^5, far below any slope's term, and j_c has 0. Then lse is the logit of the pair
-// (i, j_c), the prior alone.
+// Content coordinate c of the queries is q_c = 256 in the query rows c, c + d_c, .. and 0 in the others, and
+// of the keys -2048 in all but one key j_c: in those rows every key but j_c has a content logit near -10^5,
+// far below any slope's term, and j_c has 0. Then lse is the logit of the pair (i, j_c), the prior alone.
 struct Probes {
   Index t_q, t_k, head_dim, modes;
   std::vector<double> slopes;  // one head each
@@ -30,7 +31,8 @@ struct Probes {
   Index heads() const { return static_cast<Index>(slopes.size()); }
 };
 
-// With the lanes and the slope argument as goat.md has them, or with lambda j in a bf16 lane beside a bf16 1/sigma as in the authors' package.
+// With the lanes and the slope argument as goat.md has them, or with lambda j in a bf16 lane beside a bf16
+// 1/sigma as in the authors' package.
 enum class Form { lanes_and_slope, all_in_lanes };
 
 struct Errors {
@@ -42,24 +44,29 @@ class LogitProbe {
   LogitProbe(Device& device, const Probes& probes, Rng& rng) : device_(device), probes_(probes) {
     for (Index h = 0; h < probes.heads(); ++h) {
       HeadPrior prior = random_prior(rng, probes.modes, probes.t_k, 1);
-      for (std::vector<double>* values : {&prior.alpha, &prior.beta, &prior.key_bias}) *values = rounded_to(DType::f32, *values);
+      for (std::vector<double>* values : {&prior.alpha, &prior.beta, &prior.key_bias})
+        *values = rounded_to(DType::f32, *values);
       prior.slope = rounded_to(DType::f32, probes.slopes[h]);
       priors_.push_back(prior);
     }
-    problem_ = random_attention({1, probes.t_q, probes.t_k, probes.heads(), probes.head_dim, probes.content_dim(), 0, true, false, DType::bf16}, rng);
+    problem_ = random_attention({1, probes.t_q, probes.t_k, probes.heads(), probes.head_dim,
+                                 probes.content_dim(), 0, true, false, DType::bf16},
+                                rng);
     for (const double slope : probes.slopes) problem_.slope.push_back(slope);
     place_probes(rng);
   }
 
   Errors errors(Form form) {
-    const std::vector<double> lse = form == Form::lanes_and_slope ? through_lanes_and_slope() : all_in_lanes();
+    const std::vector<double> lse =
+        form == Form::lanes_and_slope ? through_lanes_and_slope() : all_in_lanes();
     Errors worst;
     const Positions positions = Positions::sequence(0, probes_.t_k);
     for (Index h = 0; h < probes_.heads(); ++h)
       for (Index row = 0; row < probes_.t_q; ++row) {
         const Index i = problem_.position(row), j = probed(h, row);
         const Index distance = form == Form::lanes_and_slope ? j - i : j;
-        const double want = relative_prior(priors_[h], positions, i, j) + priors_[h].key_bias[j] + priors_[h].slope * static_cast<double>(distance);
+        const double want = relative_prior(priors_[h], positions, i, j) + priors_[h].key_bias[j] +
+                            priors_[h].slope * static_cast<double>(distance);
         const double error = std::abs(lse[h * probes_.t_q + row] - want);
         worst.absolute = std::max(worst.absolute, error);
         worst.in_bounds = std::max(worst.in_bounds, error / logit_bound(priors_[h]));
@@ -68,35 +75,43 @@ class LogitProbe {
   }
 
  private:
-  Index probed(Index h, Index row) const { return probed_[h * probes_.content_dim() + row % probes_.content_dim()]; }
+  Index probed(Index h, Index row) const {
+    return probed_[h * probes_.content_dim() + row % probes_.content_dim()];
+  }
 
   void place_probes(Rng& rng) {
     const Index common = problem_.keys_seen(0);  // every query sees these keys
     for (Index h = 0; h < probes_.heads(); ++h)
-      for (Index c = 0; c < probes_.content_dim(); ++c) probed_.push_back(c == 0 ? 0 : c == 1 ? common - 1 : static_cast<Index>(rng() % common));
+      for (Index c = 0; c < probes_.content_dim(); ++c)
+        probed_.push_back(c == 0 ? 0 : c == 1 ? common - 1 : static_cast<Index>(rng() % common));
     for (Index h = 0; h < probes_.heads(); ++h)
       for (Index c = 0; c < probes_.content_dim(); ++c) {
         for (Index row = 0; row < probes_.t_q; ++row)
-          problem_.q[(row * probes_.heads() + h) * probes_.head_dim + c] = row % probes_.content_dim() == c ? 256 : 0;
+          problem_.q[(row * probes_.heads() + h) * probes_.head_dim + c] =
+              row % probes_.content_dim() == c ? 256 : 0;
         for (Index j = 0; j < probes_.t_k; ++j)
-          problem_.k[(j * probes_.heads() + h) * probes_.head_dim + c] = j == probed_[h * probes_.content_dim() + c] ? 0 : -2048;
+          problem_.k[(j * probes_.heads() + h) * probes_.head_dim + c] =
+              j == probed_[h * probes_.content_dim() + c] ? 0 : -2048;
       }
   }
 
   // alpha, beta or the key bias of all heads, as an operand.
   Operand of_heads(std::vector<double> HeadPrior::*field, Index columns, const char* name) {
     std::vector<double> values;
-    for (const HeadPrior& prior : priors_) values.insert(values.end(), (prior.*field).begin(), (prior.*field).end());
+    for (const HeadPrior& prior : priors_)
+      values.insert(values.end(), (prior.*field).begin(), (prior.*field).end());
     return Operand::of(device_, values, {probes_.heads(), columns}, name);
   }
 
   void write_lanes(const AttentionForward& attention) {
     std::vector<double> positions(probes_.t_k);
     std::iota(positions.begin(), positions.end(), 0);
-    const Operand frequency = Operand::of(device_, priors_[0].frequency, {probes_.modes}, "frequency", DType::f64),
+    const Operand frequency =
+                      Operand::of(device_, priors_[0].frequency, {probes_.modes}, "frequency", DType::f64),
                   rows = Operand::of(device_, positions, {probes_.t_k, 1}, "positions", DType::i32),
                   fourier(device_, DType::f32, {probes_.t_k, probes_.modes, 2}, "fourier"),
-                  alpha = of_heads(&HeadPrior::alpha, probes_.modes, "alpha"), beta = of_heads(&HeadPrior::beta, probes_.modes, "beta"),
+                  alpha = of_heads(&HeadPrior::alpha, probes_.modes, "alpha"),
+                  beta = of_heads(&HeadPrior::beta, probes_.modes, "beta"),
                   key_bias = of_heads(&HeadPrior::key_bias, probes_.t_k, "key_bias");
     device_.run(FourierTable{fourier, frequency, rows});
     PriorLanesForward op;
@@ -130,7 +145,8 @@ class LogitProbe {
     for (Index row = 0; row < probes_.t_k * probes_.heads(); ++row) {
       const HeadPrior& prior = priors_[row % probes_.heads()];
       const Index j = row / probes_.heads();
-      problem.k[row * probes_.head_dim + first_bias] = prior.key_bias[j] + prior.slope * static_cast<double>(j);
+      problem.k[row * probes_.head_dim + first_bias] =
+          prior.key_bias[j] + prior.slope * static_cast<double>(j);
     }
     DeviceAttention on_device(device_, problem, probes_.content_dim(), 0, DType::bf16);
     on_device.forward();
@@ -158,22 +174,31 @@ void check_logits(Index t_q, Index modes, const std::vector<double>& slopes) {
     CHECK(errors.in_bounds <= 1);
     if (reduced()) continue;  // the lanes would do
     const Errors in_lanes = probe.errors(Form::all_in_lanes);
-    INFO("all in lanes: worst error " << in_lanes.in_bounds << " of the bound, " << in_lanes.absolute << " logits");
+    INFO("all in lanes: worst error " << in_lanes.in_bounds << " of the bound, " << in_lanes.absolute
+                                      << " logits");
     CHECK(in_lanes.in_bounds > 10);
-    if (*std::max_element(slopes.begin(), slopes.end()) > 0.7) CHECK(in_lanes.absolute > 10);  // j lambda is in steps of 128
+    if (*std::max_element(slopes.begin(), slopes.end()) > 0.7)
+      CHECK(in_lanes.absolute > 10);  // j lambda is in steps of 128
   }
 }
 }  // namespace
 
-TEST_CASE("attention precision: a query's prior logits are within the bound at T=32768 for ALiBi slopes, in bf16 lanes alone not", "[attention]") {
+TEST_CASE(
+    "attention precision: a query's prior logits are within the bound at T=32768 for ALiBi slopes, in bf16 "
+    "lanes alone not",
+    "[attention]") {
   const std::vector<double> slopes = alibi_slopes(12);
   const Index modes[] = {1, 2, 4, 8};
   for (std::size_t n = 0; n < 4; ++n) check_logits(3, modes[n], {slopes[n], slopes[n + 4], slopes[n + 8]});
 }
 
-TEST_CASE("attention precision: a tile's prior logits are within the bound at T=32768 for ALiBi slopes, in bf16 lanes alone not", "[attention]") {
+TEST_CASE(
+    "attention precision: a tile's prior logits are within the bound at T=32768 for ALiBi slopes, in bf16 "
+    "lanes alone not",
+    "[attention]") {
   const std::vector<double> slopes = alibi_slopes(12);
-  for (const Index modes : {1, 2, 4, 8}) check_logits(128, modes, {*std::max_element(slopes.begin(), slopes.end())});
+  for (const Index modes : {1, 2, 4, 8})
+    check_logits(128, modes, {*std::max_element(slopes.begin(), slopes.end())});
 }
 
 namespace {
@@ -185,10 +210,12 @@ std::vector<double> dlambda_from_packed(const AttentionProblem& problem) {
   for (Index n = 0; n < problem.batch * problem.heads * problem.t_q; ++n) {
     const Index i = n % problem.t_q, h = n / problem.t_q % problem.heads, b = n / problem.t_q / problem.heads;
     const Index row = ((b * problem.t_q + i) * problem.heads + h) * width;
-    const double delta = std::inner_product(&problem.dout[row], &problem.dout[row] + width, &values.out.value[row], 0.0);
+    const double delta =
+        std::inner_product(&problem.dout[row], &problem.dout[row] + width, &values.out.value[row], 0.0);
     for (Index j = 0; j < problem.keys_seen(i); ++j) {
       const double* v = &problem.v[((b * problem.t_k + j) * problem.heads + h) * width];
-      const double s = values.p[n * problem.t_k + j] * (std::inner_product(v, v + width, &problem.dout[row], 0.0) - delta);
+      const double s =
+          values.p[n * problem.t_k + j] * (std::inner_product(v, v + width, &problem.dout[row], 0.0) - delta);
       dlambda[h] += rounded_to(DType::bf16, s) * static_cast<double>(j - problem.position(i));
     }
   }
@@ -197,11 +224,13 @@ std::vector<double> dlambda_from_packed(const AttentionProblem& problem) {
 
 double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
   double difference = 0, norm = 0;
-  for (std::size_t n = 0; n < want.size(); ++n) difference += (got[n] - want[n]) * (got[n] - want[n]), norm += want[n] * want[n];
+  for (std::size_t n = 0; n < want.size(); ++n)
+    difference += (got[n] - want[n]) * (got[n] - want[n]), norm += want[n] * want[n];
   return std::sqrt(difference / norm);
 }
 
-// Attention of `length` positions with a prior in lanes, slopes of either sign and a strong sink, as the trainer would run it.
+// Attention of `length` positions with a prior in lanes, slopes of either sign and a strong sink, as the
+// trainer would run it.
 AttentionProblem attention_with_prior(const AttentionShape& shape, Rng& rng) {
   AttentionProblem problem = random_attention(shape, rng);
   std::vector<HeadPrior> priors;
@@ -214,7 +243,10 @@ AttentionProblem attention_with_prior(const AttentionShape& shape, Rng& rng) {
 }
 }  // namespace
 
-TEST_CASE("attention precision: d lambda and d b are within 1e-3 of float64 at T=1000 in bf16, nearer than from a packed S", "[attention]") {
+TEST_CASE(
+    "attention precision: d lambda and d b are within 1e-3 of float64 at T=1000 in bf16, nearer than from a "
+    "packed S",
+    "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -230,21 +262,26 @@ TEST_CASE("attention precision: d lambda and d b are within 1e-3 of float64 at T
     DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes, DType::bf16);
     on_device.forward();
     on_device.backward();
-    const double error = relative_error(sum_per_head(on_device.dslope.values(), shape.batch, shape.heads), dlambda);
+    const double error =
+        relative_error(sum_per_head(on_device.dslope.values(), shape.batch, shape.heads), dlambda);
     CHECK(error < 1e-3);
     CHECK(relative_error(sum_per_head(on_device.dkey_bias.values(), shape.batch, shape.heads, 1), db) < 1e-3);
     CHECK(relative_error(dlambda_from_packed(problem), dlambda) > 3 * error);
   }
 }
 
-TEST_CASE("attention precision: a slope lambda (j - i) gives the same attention as lambda j in two bf16 lanes at T=200", "[attention]") {
+TEST_CASE(
+    "attention precision: a slope lambda (j - i) gives the same attention as lambda j in two bf16 lanes at "
+    "T=200",
+    "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const Index content = 26, length = 200;
-    AttentionProblem problem = random_attention({1, length, length, 3, 32, content, 4, true, false, DType::bf16}, rng);
+    AttentionProblem problem =
+        random_attention({1, length, length, 3, 32, content, 4, true, false, DType::bf16}, rng);
     std::vector<HeadPrior> priors;
     for (const double slope : {0.5, 0.125, -0.0625}) {
       priors.push_back(random_prior(rng, 2, length, 0));

@@ -28,14 +28,18 @@ double content_range(const AttentionProblem& problem, Index i, Index content_dim
   double lowest = HUGE_VAL, highest = -HUGE_VAL;
   for (Index j = 0; j < problem.keys_seen(i); ++j) {
     double s = 0;
-    for (Index c = 0; c < content_dim; ++c) s += problem.scale * problem.q[i * problem.head_dim + c] * problem.k[j * problem.head_dim + c];
+    for (Index c = 0; c < content_dim; ++c)
+      s += problem.scale * problem.q[i * problem.head_dim + c] * problem.k[j * problem.head_dim + c];
     lowest = std::min(lowest, s), highest = std::max(highest, s);
   }
   return highest - lowest;
 }
 }  // namespace
 
-TEST_CASE("attention theory: augmented vectors through plain attention give the additive prior, forward and backward", "[attention]") {
+TEST_CASE(
+    "attention theory: augmented vectors through plain attention give the additive prior, forward and "
+    "backward",
+    "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -43,7 +47,8 @@ TEST_CASE("attention theory: augmented vectors through plain attention give the 
     Rng rng(seed);
     for (const Index modes : {1, 2, 4, 8}) {
       const Index content = 40 - 2 * modes - 2, length = 131;
-      AttentionProblem problem = random_attention({2, length, length, 2, 40, content, 2 * modes, true, false}, rng);
+      AttentionProblem problem =
+          random_attention({2, length, length, 2, 40, content, 2 * modes, true, false}, rng);
       std::vector<HeadPrior> priors{random_prior(rng, modes, length, 1), random_prior(rng, modes, length, 1)};
       priors[0].slope = 0.02;
       const AttentionProblem oracle = with_bias(problem, priors, content);
@@ -63,7 +68,8 @@ TEST_CASE("attention theory: augmented vectors through plain attention give the 
   }
 }
 
-TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as a key bias lambda j", "[attention]") {
+TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as a key bias lambda j",
+          "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -89,21 +95,26 @@ TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as 
   }
 }
 
-TEST_CASE("attention theory: zero lanes are attention on d_c content dimensions, bit for bit, forward and backward", "[attention]") {
+TEST_CASE(
+    "attention theory: zero lanes are attention on d_c content dimensions, bit for bit, forward and backward",
+    "[attention]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     INFO(name << " " << name_of(dtype));
     Rng rng(fresh_seed());
     const Index length = 150, width = 64;
     // The tensor-core kernels take head dimensions in eights, and one kernel those from 33 to 64.
-    for (const Index content : dtype == DType::bf16 ? std::vector<Index>{56, 48, 40} : std::vector<Index>{58, 48, 33}) {
-      AttentionProblem padded = random_attention({1, length, length, 2, width, content, 0, true, false, dtype}, rng);
+    for (const Index content :
+         dtype == DType::bf16 ? std::vector<Index>{56, 48, 40} : std::vector<Index>{58, 48, 33}) {
+      AttentionProblem padded =
+          random_attention({1, length, length, 2, width, content, 0, true, false, dtype}, rng);
       for (std::vector<double>* values : {&padded.q, &padded.k, &padded.dout})
         for (std::size_t n = 0; n < values->size(); ++n)
           if (static_cast<Index>(n) % width >= content) (*values)[n] = 0;
       AttentionProblem narrow = padded;
       narrow.head_dim = content;
-      for (std::vector<double>* values : {&narrow.q, &narrow.k, &narrow.v, &narrow.dout}) *values = leading(*values, width, content);
+      for (std::vector<double>* values : {&narrow.q, &narrow.k, &narrow.v, &narrow.dout})
+        *values = leading(*values, width, content);
 
       DeviceAttention in_lanes(*device, padded, content, 0, dtype), alone(*device, narrow, content, 0, dtype);
       for (DeviceAttention* attention : {&in_lanes, &alone}) {
@@ -119,23 +130,29 @@ TEST_CASE("attention theory: zero lanes are attention on d_c content dimensions,
   }
 }
 
-TEST_CASE("attention theory: pi e^-w <= p <= pi e^w for content of range w, and p -> pi as w -> 0 (Theorem 1)", "[attention]") {
+TEST_CASE(
+    "attention theory: pi e^-w <= p <= pi e^w for content of range w, and p -> pi as w -> 0 (Theorem 1)",
+    "[attention]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
     INFO(name << " " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const Index length = 48, width = 64, content = 58;
-    const AttentionProblem random = random_attention({1, length, length, 1, width, content, 4, true, false, dtype}, rng);
+    const AttentionProblem random =
+        random_attention({1, length, length, 1, width, content, 4, true, false, dtype}, rng);
     std::vector<HeadPrior> prior{random_prior(rng, 2, length, 1)};
     prior[0].slope = 0.03;
-    const double slack = dtype == DType::bf16 ? std::exp(2 * logit_bound(prior[0])) * (1 + 0x1p-7) - 1 : 1e-5;  // p and out are rounded to bf16
+    const double slack = dtype == DType::bf16 ? std::exp(2 * logit_bound(prior[0])) * (1 + 0x1p-7) - 1
+                                              : 1e-5;  // p and out are rounded to bf16
     for (const double strength : {1.0, 0.1, 1e-3, 0.0}) {
       AttentionProblem problem = random;
       for (double& value : problem.q) value = rounded_to(dtype, strength * value);
       AttentionProblem no_content = with_bias(problem, prior, content);
       no_content.q.assign(no_content.q.size(), 0);
-      const std::vector<double> pi = attention(no_content).p, p = attention_matrix(*device, with_lanes(problem, prior, content, dtype), dtype);
+      const std::vector<double> pi = attention(no_content).p,
+                                p = attention_matrix(*device, with_lanes(problem, prior, content, dtype),
+                                                     dtype);
       for (Index i = 0; i < length; ++i) {
         const double w = content_range(problem, i, content);
         double lowest = HUGE_VAL, highest = 0;  // p / pi
@@ -151,7 +168,10 @@ TEST_CASE("attention theory: pi e^-w <= p <= pi e^w for content of range w, and 
   }
 }
 
-TEST_CASE("attention theory: a sink above the other keys by delta leaves them at most (L-1)/(e^delta + L-1) (Theorem 2)", "[attention]") {
+TEST_CASE(
+    "attention theory: a sink above the other keys by delta leaves them at most (L-1)/(e^delta + L-1) "
+    "(Theorem 2)",
+    "[attention]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     const auto seed = fresh_seed();
@@ -159,7 +179,8 @@ TEST_CASE("attention theory: a sink above the other keys by delta leaves them at
     Rng rng(seed);
     const double slack = dtype == DType::bf16 ? 0x1p-7 : 1e-5;  // p and out are rounded
     const Index length = 60, width = 64, content = 60;
-    AttentionProblem problem = random_attention({1, length, length, 1, width, content, 2, true, false, dtype}, rng);
+    AttentionProblem problem =
+        random_attention({1, length, length, 1, width, content, 2, true, false, dtype}, rng);
     problem.q.assign(problem.q.size(), 0);
     std::uniform_real_distribution<double> below(0, 2);
     for (const double margin : {0.0, 1.0, 4.0, 10.0})
@@ -167,7 +188,8 @@ TEST_CASE("attention theory: a sink above the other keys by delta leaves them at
         HeadPrior prior{{0}, {0}, {1}, 0, std::vector<double>(length)};
         prior.key_bias[0] = margin;
         for (Index j = 1; j < length; ++j) prior.key_bias[j] = flat ? 0 : -below(rng);
-        const std::vector<double> p = attention_matrix(*device, with_lanes(problem, {prior}, content, dtype), dtype);
+        const std::vector<double> p =
+            attention_matrix(*device, with_lanes(problem, {prior}, content, dtype), dtype);
         for (Index i = 1; i < length; ++i) {
           double others = 0;
           for (Index j = 1; j <= i; ++j) others += p[i * length + j];
@@ -180,24 +202,33 @@ TEST_CASE("attention theory: a sink above the other keys by delta leaves them at
   }
 }
 
-TEST_CASE("attention theory: a prior of the keys alone has rank one: every query weighs them alike, bit for bit", "[attention]") {
+TEST_CASE(
+    "attention theory: a prior of the keys alone has rank one: every query weighs them alike, bit for bit",
+    "[attention]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     INFO(name << " " << name_of(dtype));
     Rng rng(fresh_seed());
     const Index length = 60, width = 64, content = 60;
-    AttentionProblem problem = random_attention({1, length, length, 1, width, content, 2, false, false, dtype}, rng);
+    AttentionProblem problem =
+        random_attention({1, length, length, 1, width, content, 2, false, false, dtype}, rng);
     problem.q.assign(problem.q.size(), 0);
     HeadPrior prior{{0}, {0}, {1}, 0.01, random_prior(rng, 1, length, 1).key_bias};
-    const std::vector<double> p = attention_matrix(*device, with_lanes(problem, {prior}, content, dtype), dtype);
-    for (Index i = 1; i < length; ++i) CHECK(std::equal(p.begin(), p.begin() + length, p.begin() + i * length));
+    const std::vector<double> p =
+        attention_matrix(*device, with_lanes(problem, {prior}, content, dtype), dtype);
+    for (Index i = 1; i < length; ++i)
+      CHECK(std::equal(p.begin(), p.begin() + length, p.begin() + i * length));
     CHECK(*std::max_element(p.begin(), p.end()) > 2.0 / length);
   }
 }
 
-TEST_CASE("attention theory: the prior's part of a logit is within 0.003 + 0.008 sum of amplitudes at T=32768 for ALiBi slopes", "[attention]") {
+TEST_CASE(
+    "attention theory: the prior's part of a logit is within 0.003 + 0.008 sum of amplitudes at T=32768 for "
+    "ALiBi slopes",
+    "[attention]") {
   constexpr Index length = 32768, content = 14;
-  const std::vector<double> slopes = reduced() ? std::vector{alibi_slopes(12).front(), alibi_slopes(12).back()} : alibi_slopes(12);
+  const std::vector<double> slopes =
+      reduced() ? std::vector{alibi_slopes(12).front(), alibi_slopes(12).back()} : alibi_slopes(12);
   for (const std::string& name : device_names())
     for (const Index modes : reduced() ? std::vector<Index>{1, 8} : std::vector<Index>{1, 2, 4, 8}) {
       const auto device = open_device(name);
@@ -206,14 +237,17 @@ TEST_CASE("attention theory: the prior's part of a logit is within 0.003 + 0.008
       Rng rng(seed);
       double worst = 0;  // error in units of the bound
       for (const double slope : slopes) {
-        // Probe c: query c has content e_c, and coordinate c of every key but one is far below zero. Only that key's logit is left: lse is it.
+        // Probe c: query c has content e_c, and coordinate c of every key but one is far below zero. Only
+        // that key's logit is left: lse is it.
         const HeadPrior prior = random_prior(rng, modes, length, 1);
-        AttentionProblem problem = random_attention({1, content, length, 1, content + 2 * modes + 2, content, 0, true, false}, rng);
+        AttentionProblem problem =
+            random_attention({1, content, length, 1, content + 2 * modes + 2, content, 0, true, false}, rng);
         problem.slope = {static_cast<float>(slope)};
         problem = with_lanes(problem, {prior}, content);
         std::vector<Index> probed;
         for (Index c = 0; c < content; ++c) {
-          for (Index other = 0; other < content; ++other) problem.q[c * problem.head_dim + other] = other == c ? 1 : 0;
+          for (Index other = 0; other < content; ++other)
+            problem.q[c * problem.head_dim + other] = other == c ? 1 : 0;
           for (Index j = 0; j < length; ++j) problem.k[j * problem.head_dim + c] = -1e30;
           probed.push_back(c == 0 ? 0 : static_cast<Index>(rng() % problem.keys_seen(c)));
           problem.k[probed[c] * problem.head_dim + c] = 0;
@@ -224,7 +258,8 @@ TEST_CASE("attention theory: the prior's part of a logit is within 0.003 + 0.008
         const Positions positions = Positions::sequence(0, length);
         for (Index c = 0; c < content; ++c) {
           const Index i = problem.position(c), j = probed[c];
-          const double want = relative_prior(prior, positions, i, j) + prior.key_bias[j] + problem.slope[0] * static_cast<double>(j - i);
+          const double want = relative_prior(prior, positions, i, j) + prior.key_bias[j] +
+                              problem.slope[0] * static_cast<double>(j - i);
           worst = std::max(worst, std::abs(lse[c] - want) / logit_bound(prior));
         }
       }

@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 namespace {
 
 Config tiny_config() {
-  return load_config("copy_mixture", {"model.width=16", "prior.pos_rank=1", "prior.abs_rank=2", "data.seq_len=8", "train.batch=2", "train.steps=8",
-                                      "train.warmup=1"});
+  return load_config("copy_mixture", {"model.width=16", "prior.pos_rank=1", "prior.abs_rank=2",
+                                      "data.seq_len=8", "train.batch=2", "train.steps=8", "train.warmup=1"});
 }
 
 // A model on the cpu whose checkpoints the tests write.
@@ -39,7 +39,8 @@ struct Run {
     plan.parameters.initialize(*device, 1);
   }
   fs::path save(std::int64_t step) {
-    return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, *device, plan.parameters);
+    return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, *device,
+                           plan.parameters);
   }
   std::vector<std::string> steps() const {
     std::vector<std::string> names;
@@ -93,14 +94,16 @@ TEST_CASE("checkpoint: weights, optimizer state and scalars come back bit for bi
   load_optimizer(folder, *other.device, other.plan.parameters);
   std::size_t n = 0;
   for (const Kind kind : {Kind::value, Kind::m, Kind::v})
-    for (const StoredTensor& tensor : other.plan.parameters.stored()) CHECK(other.plan.parameters.read(*other.device, tensor, kind) == before[n++]);
+    for (const StoredTensor& tensor : other.plan.parameters.stored())
+      CHECK(other.plan.parameters.read(*other.device, tensor, kind) == before[n++]);
   CHECK(manifest.state.step == 5);
   CHECK(manifest.state.loss == 1.5);
   CHECK(std::isnan(manifest.state.validation_loss));
   CHECK(manifest.config == to_toml(run.config));
 }
 
-TEST_CASE("checkpoint: any flipped byte, cut or trailing byte in any of its files is refused, naming the file") {
+TEST_CASE(
+    "checkpoint: any flipped byte, cut or trailing byte in any of its files is refused, naming the file") {
   Run run;
   const fs::path folder = run.save(3);
   goat::test::Rng rng(goat::test::fresh_seed());
@@ -135,7 +138,8 @@ TEST_CASE("checkpoint: the newest complete one is found, damaged ones before it 
   change_byte(run.folder.path() / "checkpoints/step_00000002/model.safetensors", 2000);
   fs::create_directories(run.folder.path() / "checkpoints/.step_00000009");
   std::vector<std::string> warnings;
-  const auto found = newest_checkpoint(run.folder.path(), [&](const std::string& text) { warnings.push_back(text); });
+  const auto found =
+      newest_checkpoint(run.folder.path(), [&](const std::string& text) { warnings.push_back(text); });
   REQUIRE(found);
   CHECK(found->folder.filename() == "step_00000001");
   REQUIRE(warnings.size() == 2);
@@ -179,14 +183,18 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
     plan.parameters.bind();
     return data_error([&] { load_model(folder, *run.device, plan.parameters); });
   };
-  CHECK_THAT(loads_into({"model.width=32"}), ContainsSubstring("embedding.weight") && ContainsSubstring("[64,16]") && ContainsSubstring("[64,32]"));
+  CHECK_THAT(loads_into({"model.width=32"}), ContainsSubstring("embedding.weight") &&
+                                                 ContainsSubstring("[64,16]") &&
+                                                 ContainsSubstring("[64,32]"));
   CHECK_THAT(loads_into({"model.layers=2"}), ContainsSubstring("tensors"));
-  CHECK_THAT(loads_into({"prior.learned_frequencies=true", "prior.recency=free"}), ContainsSubstring("tensors"));
+  CHECK_THAT(loads_into({"prior.learned_frequencies=true", "prior.recency=free"}),
+             ContainsSubstring("tensors"));
   CHECK(loads_into({}) == "no DataError");
 }
 
 TEST_CASE("safetensors: headers that do not add up are refused, naming the tensor") {
-  const std::string good = R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]}})";
+  const std::string good =
+      R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]}})";
   CHECK(parse_safetensors_header(good, 28, "file").size() == 2);
   CHECK(parse_safetensors_header("{}", 0, "file").empty());
   CHECK_THAT(header_error(good, 27), ContainsSubstring("cut short"));
@@ -195,29 +203,41 @@ TEST_CASE("safetensors: headers that do not add up are refused, naming the tenso
   CHECK_THAT(header_error(good.substr(0, 40), 28), ContainsSubstring("JSON object"));
   const auto one = [](const std::string& fields) { return "{\"a\":{" + fields + "}}"; };
   CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6])"), 24), ContainsSubstring("'a'"));
-  CHECK_THAT(header_error(one(R"("dtype":"BF16","shape":[6],"data_offsets":[0,12])"), 12), ContainsSubstring("BF16"));
-  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[7],"data_offsets":[0,24])"), 24), ContainsSubstring("does not fill"));
-  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[-6],"data_offsets":[0,24])"), 24), ContainsSubstring("shape"));
-  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), 0), ContainsSubstring("does not fill"));
-  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[24,0])"), 24), ContainsSubstring("does not fill"));
-  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[4,28])"), 28), ContainsSubstring("begins at byte 4"));
-  CHECK_THAT(header_error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
-             ContainsSubstring("begins at byte 0"));
+  CHECK_THAT(header_error(one(R"("dtype":"BF16","shape":[6],"data_offsets":[0,12])"), 12),
+             ContainsSubstring("BF16"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[7],"data_offsets":[0,24])"), 24),
+             ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[-6],"data_offsets":[0,24])"), 24),
+             ContainsSubstring("shape"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), 0),
+             ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[24,0])"), 24),
+             ContainsSubstring("does not fill"));
+  CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[4,28])"), 28),
+             ContainsSubstring("begins at byte 4"));
+  CHECK_THAT(
+      header_error(
+          R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+          4),
+      ContainsSubstring("begins at byte 0"));
 }
 
 TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   Manifest manifest;
-  manifest.state = {.step = 7, .updates = 6, .consecutive_skips = 1, .skipped_updates = 2, .seconds = 1.25, .loss = 3.5};
+  manifest.state = {
+      .step = 7, .updates = 6, .consecutive_skips = 1, .skipped_updates = 2, .seconds = 1.25, .loss = 3.5};
   manifest.config = "[model]\n";
   manifest.files = {{"model.safetensors", 100, "0123456789abcdef"}};
   const std::string text = manifest_text(manifest);
   const Manifest back = parse_manifest(text, "state.json");
   CHECK(manifest_text(back) == text);
   CHECK_THAT(data_error([] { parse_manifest("", "state.json"); }), ContainsSubstring("state.json"));
-  CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }), ContainsSubstring("format 2"));
+  CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }),
+             ContainsSubstring("format 2"));
   std::string changed = text;
   changed.replace(changed.find("\"step\": 7"), 9, "\"step\": 8");
   CHECK_THAT(data_error([&] { parse_manifest(changed, "state.json"); }), ContainsSubstring("checksum"));
   manifest.files[0].name = "../../etc/passwd";
-  CHECK_THAT(data_error([&] { parse_manifest(manifest_text(manifest), "state.json"); }), ContainsSubstring("plain file name"));
+  CHECK_THAT(data_error([&] { parse_manifest(manifest_text(manifest), "state.json"); }),
+             ContainsSubstring("plain file name"));
 }

@@ -43,7 +43,8 @@ Batch random_batch(Rng& rng, DType dtype, const Shape& s, double spread, double 
   std::uniform_int_distribution<std::int64_t> token(0, s.vocab - 1);
   Batch batch{s, {}, {}, {}, 1, dtype};
   for (std::int64_t n = 0; n < s.rows; ++n) {
-    for (std::int64_t v = 0; v < s.padded; ++v) batch.logits.push_back(v < s.vocab ? rounded_to(dtype, normal(rng)) : not_a_number);
+    for (std::int64_t v = 0; v < s.padded; ++v)
+      batch.logits.push_back(v < s.vocab ? rounded_to(dtype, normal(rng)) : not_a_number);
     batch.targets.push_back(static_cast<double>(token(rng)));
   }
   batch.targets.front() = static_cast<double>(s.vocab - 1);
@@ -52,8 +53,10 @@ Batch random_batch(Rng& rng, DType dtype, const Shape& s, double spread, double 
 
 double log_sum_exp(const Batch& batch, std::size_t row) {
   double largest = -std::numeric_limits<double>::infinity(), sum = 0;
-  for (std::int64_t v = 0; v < batch.shape.vocab; ++v) largest = std::max(largest, batch.logits[at(row, v, batch.shape)]);
-  for (std::int64_t v = 0; v < batch.shape.vocab; ++v) sum += std::exp(batch.logits[at(row, v, batch.shape)] - largest);
+  for (std::int64_t v = 0; v < batch.shape.vocab; ++v)
+    largest = std::max(largest, batch.logits[at(row, v, batch.shape)]);
+  for (std::int64_t v = 0; v < batch.shape.vocab; ++v)
+    sum += std::exp(batch.logits[at(row, v, batch.shape)] - largest);
   return largest + std::log(sum);
 }
 
@@ -106,7 +109,8 @@ void check_against_float64(Device& device, const Batch& batch) {
   CHECK_MATCHES(batch.dtype, got.logits, gradient(batch));
   bool padding_is_zero = true;
   for (std::size_t n = 0; n < batch.targets.size(); ++n)
-    for (std::int64_t v = batch.shape.vocab; v < batch.shape.padded; ++v) padding_is_zero = padding_is_zero && got.logits[at(n, v, batch.shape)] == 0;
+    for (std::int64_t v = batch.shape.vocab; v < batch.shape.padded; ++v)
+      padding_is_zero = padding_is_zero && got.logits[at(n, v, batch.shape)] == 0;
   CHECK(padding_is_zero);
   CHECK(run(device, batch, false).losses == got.losses);
 }
@@ -116,8 +120,17 @@ Shape large(std::int64_t rows) { return reduced() ? Shape{rows, 9001, 9024} : Sh
 
 std::vector<Shape> shapes() {
   const std::int64_t many = reduced() ? 5 : 65, padded = large(1).padded;
-  return {{1, 1, 1},     {3, 1, 8},       {5, 2, 2}, {5, 2, 3},          {many, 3, 128}, {5, 17, 17}, {2 * many, 100, 128},
-          {3, 513, 640}, {3, 1025, 1025}, large(3),  {1, padded, padded}};
+  return {{1, 1, 1},
+          {3, 1, 8},
+          {5, 2, 2},
+          {5, 2, 3},
+          {many, 3, 128},
+          {5, 17, 17},
+          {2 * many, 100, 128},
+          {3, 513, 640},
+          {3, 1025, 1025},
+          large(3),
+          {1, padded, padded}};
 }
 
 }  // namespace
@@ -128,7 +141,8 @@ TEST_CASE("classifier: losses and gradients match float64 at odd shapes, whateve
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       check_against_float64(*device, random_batch(rng, dtype, s, 2));
     }
   }
@@ -141,7 +155,8 @@ TEST_CASE("classifier: row weights scale the gradient and leave the losses") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.weight = 1.0 / 1024;
       check_against_float64(*device, batch);
@@ -159,7 +174,8 @@ TEST_CASE("classifier: masked rows have no loss and no gradient, even where thei
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets[1] = -1;
       for (std::int64_t v = 0; v < s.padded; ++v) batch.logits[at(1, v, s)] = not_a_number;
@@ -177,31 +193,37 @@ TEST_CASE("classifier: logits of +-80 and offsets of +-10,000 match float64") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       Batch extreme = random_batch(rng, dtype, s, 1);
       for (double& value : extreme.logits)
         if (!std::isnan(value)) value = coin(rng) ? 80 : -80;
       check_against_float64(*device, extreme);
       check_against_float64(*device, random_batch(rng, dtype, s, 40));
-      for (const double offset : {1e4, -1e4}) check_against_float64(*device, random_batch(rng, dtype, s, 3, offset));
+      for (const double offset : {1e4, -1e4})
+        check_against_float64(*device, random_batch(rng, dtype, s, 3, offset));
     }
   }
 }
 
-TEST_CASE("classifier: a target with almost all probability keeps a loss and a gradient of full relative accuracy") {
+TEST_CASE(
+    "classifier: a target with almost all probability keeps a loss and a gradient of full relative "
+    "accuracy") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : {Shape{5, 2, 3}, Shape{17, 65, 128}, large(3)}) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 1);
       Values small_losses, target_gradients, got_gradients;
       for (std::size_t n = 0; n < batch.targets.size(); ++n) {
         const auto target = static_cast<std::int64_t>(batch.targets[n]);
         batch.logits[at(n, target, s)] = 30;
         double others = 0;
-        for (std::int64_t v = 0; v < s.vocab; ++v) others += v == target ? 0 : std::exp(batch.logits[at(n, v, s)] - 30);
+        for (std::int64_t v = 0; v < s.vocab; ++v)
+          others += v == target ? 0 : std::exp(batch.logits[at(n, v, s)] - 30);
         small_losses.push_back(std::log1p(others));
         target_gradients.push_back(-others / (1 + others));
       }
@@ -240,7 +262,8 @@ TEST_CASE("classifier: without backward the logits stay as they are, bit for bit
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V " << s.vocab << ", V_p " << s.padded);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
+                     << s.vocab << ", V_p " << s.padded);
       Batch batch = random_batch(rng, dtype, s, 2);
       batch.targets.back() = -1;
       const auto logits = Operand::of(*device, batch.logits, {s.rows, s.padded}, "logits", dtype);
@@ -308,7 +331,8 @@ TEST_CASE("classifier: logits of -infinity take no part") {
   }
 }
 
-TEST_CASE("classifier: a GPU gives a target outside the vocabulary a loss of NaN, and the other rows theirs") {
+TEST_CASE(
+    "classifier: a GPU gives a target outside the vocabulary a loss of NaN, and the other rows theirs") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
@@ -318,7 +342,8 @@ TEST_CASE("classifier: a GPU gives a target outside the vocabulary a loss of NaN
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", target " << bad);
       Batch good = random_batch(rng, dtype, {3, 17, 24}, 2);
       for (double& logit : good.logits)
-        if (std::isnan(logit)) logit = 1;  // in the padding: whoever took it for the target's would get a finite loss
+        if (std::isnan(logit))
+          logit = 1;  // in the padding: whoever took it for the target's would get a finite loss
       Batch batch = good;
       batch.targets[2] = bad;
       const Result got = run(*device, batch, true);
@@ -364,7 +389,8 @@ TEST_CASE("classifier: the CPU refuses a target outside the vocabulary, names it
     const auto targets = Operand::of(*device, {4, bad}, {2}, "targets", DType::i32);
     const CrossEntropy op{logits, row_losses, targets, {}, 1, 5, true};
     CHECK_THROWS_AS(device->run(op), std::out_of_range);
-    CHECK_THROWS_WITH(device->run(op), ContainsSubstring("targets[1] = " + std::to_string(static_cast<std::int64_t>(bad))));
+    CHECK_THROWS_WITH(device->run(op),
+                      ContainsSubstring("targets[1] = " + std::to_string(static_cast<std::int64_t>(bad))));
   }
   CHECK(logits.values() == values);
 }

@@ -49,12 +49,20 @@ void check_mentions(const std::string& message, const std::vector<std::string>& 
 
 // The bytes of `config` that a key stores its value in.
 std::pair<const char*, std::size_t> bytes_of(const Key& key) {
-  return std::visit([](const auto& slot) { return std::pair{reinterpret_cast<const char*>(slot.value), sizeof *slot.value}; }, key.slot);
+  return std::visit(
+      [](const auto& slot) {
+        return std::pair{reinterpret_cast<const char*>(slot.value), sizeof *slot.value};
+      },
+      key.slot);
 }
 
 // A value the key takes that differs from the present one, as TOML.
-std::string another_value(const IntegerKey& slot) { return std::to_string(*slot.value == slot.high ? slot.low : slot.high); }
-std::string another_value(const NumberKey& slot) { return std::to_string(slot.low + (slot.high - slot.low) * 0.625); }
+std::string another_value(const IntegerKey& slot) {
+  return std::to_string(*slot.value == slot.high ? slot.low : slot.high);
+}
+std::string another_value(const NumberKey& slot) {
+  return std::to_string(slot.low + (slot.high - slot.low) * 0.625);
+}
 std::string another_value(const FlagKey& slot) { return *slot.value ? "false" : "true"; }
 std::string another_value(const TextKey& slot) {
   if (slot.choices.empty()) return "\"some/*.bin\"";
@@ -95,9 +103,10 @@ TEST_CASE("config keys: every key is reached by --set and by TOML, and shows in 
     Config reread;
     apply_toml(reread, to_toml(by_setting), "test");
     CHECK(to_toml(reread) == to_toml(by_setting));
-    check_mentions(refusal_of_setting(key.name + "="), std::holds_alternative<TextKey>(key.slot) && std::get<TextKey>(key.slot).choices.empty()
-                                                           ? std::vector<std::string>{}
-                                                           : std::vector<std::string>{key.name, expected_value(key)});
+    check_mentions(refusal_of_setting(key.name + "="),
+                   std::holds_alternative<TextKey>(key.slot) && std::get<TextKey>(key.slot).choices.empty()
+                       ? std::vector<std::string>{}
+                       : std::vector<std::string>{key.name, expected_value(key)});
   }
 }
 
@@ -107,8 +116,10 @@ TEST_CASE("config: to_toml loads as the same configuration") {
     INFO(preset.name);
     CHECK(!preset.description.empty());
     CHECK(preset.description.find('\n') == std::string::npos);
-    const Config config = load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9", "train.tokens=1_000_001",
-                                                    "train.warmup=0", "data.val=it's a \"glob\"\\*.bin", "train.seed=9223372036854775807"});
+    const Config config =
+        load_config(preset.name, {"train.lr=0.1", "train.min_lr=1e-05", "train.eps=3.0000000000000004e-9",
+                                  "train.tokens=1_000_001", "train.warmup=0",
+                                  "data.val=it's a \"glob\"\\*.bin", "train.seed=9223372036854775807"});
     const Config reread = load_config(folder.file("config.toml", to_toml(config)), {});
     CHECK(to_toml(reread) == to_toml(config));
     CHECK(reread.train.eps == 3.0000000000000004e-9);
@@ -135,12 +146,17 @@ TEST_CASE("config: presets hold their published settings") {
 }
 
 TEST_CASE("config: unknown keys and sections are refused with the nearest known one") {
-  check_mentions(refusal_of_toml("[model]\nlayers = 2\nhead = 4\n"), {"run.toml:3", "unknown key model.head", "4", "did you mean model.heads?"});
-  check_mentions(refusal_of_toml("layers = 2\n"), {"run.toml:1", "unknown key layers", "did you mean model.layers?"});
-  check_mentions(refusal_of_toml("\n[modle]\nheads = 4\n"), {"run.toml:2", "unknown section [modle]", "did you mean [model]?"});
-  check_mentions(refusal_of_toml("[model]\nzzzzzzzz = 1\n"), {"model.zzzzzzzz", "the keys of section model are block, layers, heads"});
+  check_mentions(refusal_of_toml("[model]\nlayers = 2\nhead = 4\n"),
+                 {"run.toml:3", "unknown key model.head", "4", "did you mean model.heads?"});
+  check_mentions(refusal_of_toml("layers = 2\n"),
+                 {"run.toml:1", "unknown key layers", "did you mean model.layers?"});
+  check_mentions(refusal_of_toml("\n[modle]\nheads = 4\n"),
+                 {"run.toml:2", "unknown section [modle]", "did you mean [model]?"});
+  check_mentions(refusal_of_toml("[model]\nzzzzzzzz = 1\n"),
+                 {"model.zzzzzzzz", "the keys of section model are block, layers, heads"});
   check_mentions(refusal_of_toml("[zzzzzzzzz]\n"),
-                 {"unknown section", "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
+                 {"unknown section",
+                  "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
   check_mentions(refusal_of_toml("model = 4\n"), {"model = 4", "is a section", "[model]"});
   check_mentions(refusal_of_toml("[[model]]\nheads = 4\n"), {"model", "is a section"});
   check_mentions(refusal_of_toml("\"model.heads\" = 4\n"), {"\"model.heads\"", "quotes"});
@@ -159,10 +175,12 @@ TEST_CASE("config: characters outside ASCII stand in comments and in quoted valu
     apply_toml(config, text, "run.toml");
     return config.data.train;
   };
-  CHECK(train_of("# K\u00e4se\n[data] # \u044d\ntrain = \"d\u00e9j\u00e0/*.bin\" # \u00fc\n") == "d\u00e9j\u00e0/*.bin");
+  CHECK(train_of("# K\u00e4se\n[data] # \u044d\ntrain = \"d\u00e9j\u00e0/*.bin\" # \u00fc\n") ==
+        "d\u00e9j\u00e0/*.bin");
   CHECK(train_of("[data]\ntrain = '\u65e5\u672c#\u8a9e'\n") == "\u65e5\u672c#\u8a9e");
   CHECK(train_of("[data]\ntrain = \"a\\\"\u00e4\"\n") == "a\"\u00e4");
-  for (const char* bad : {"a=2ri'++=2ri'+\u044d''A.-", "train = \"a\"\u044d", "train = 'a", "\"\u044d\" = 1", "[\"\u044d\"]", "train = ['\u044d']"}) {
+  for (const char* bad : {"a=2ri'++=2ri'+\u044d''A.-", "train = \"a\"\u044d", "train = 'a", "\"\u044d\" = 1",
+                          "[\"\u044d\"]", "train = ['\u044d']"}) {
     INFO(bad);
     CHECK(!refusal_of_toml("[data]\n" + std::string(bad) + "\n").empty());
   }
@@ -170,37 +188,49 @@ TEST_CASE("config: characters outside ASCII stand in comments and in quoted valu
 }
 
 TEST_CASE("config: values of the wrong type are refused") {
-  check_mentions(refusal_of_toml("[model]\nheads = \"4\"\n"), {"run.toml:2", "model.heads = \"4\" is a string", "an integer from 1 to"});
-  check_mentions(refusal_of_toml("[model]\nheads = 4.0\n"), {"model.heads = 4.0 is a float", "an integer from 1 to"});
+  check_mentions(refusal_of_toml("[model]\nheads = \"4\"\n"),
+                 {"run.toml:2", "model.heads = \"4\" is a string", "an integer from 1 to"});
+  check_mentions(refusal_of_toml("[model]\nheads = 4.0\n"),
+                 {"model.heads = 4.0 is a float", "an integer from 1 to"});
   check_mentions(refusal_of_toml("[model]\nheads = true\n"), {"model.heads = true is a boolean"});
   check_mentions(refusal_of_toml("[model]\nheads = [4]\n"), {"model.heads", "is an array"});
   check_mentions(refusal_of_toml("[model]\nheads = {}\n"), {"model.heads", "is a table"});
   check_mentions(refusal_of_toml("[model]\nheads = 1979-05-27\n"), {"model.heads = 1979-05-27 is a date"});
-  check_mentions(refusal_of_toml("[model]\nblock = 1\n"), {"model.block = 1 is an integer", "expected one of \"gpt\", \"llama\""});
-  check_mentions(refusal_of_toml("[train]\nlr = \"fast\"\n"), {"train.lr = \"fast\"", "a number greater than 0 and at most 10"});
-  check_mentions(refusal_of_toml("[train]\ndeterministic = 1\n"), {"train.deterministic = 1", "true or false"});
-  check_mentions(refusal_of_setting("train.deterministic=yes"), {"train.deterministic = yes", "true or false"});
-  check_mentions(refusal_of_setting("train.steps=4e9"), {"--set train.steps=4e9", "is a float", "an integer"});
+  check_mentions(refusal_of_toml("[model]\nblock = 1\n"),
+                 {"model.block = 1 is an integer", "expected one of \"gpt\", \"llama\""});
+  check_mentions(refusal_of_toml("[train]\nlr = \"fast\"\n"),
+                 {"train.lr = \"fast\"", "a number greater than 0 and at most 10"});
+  check_mentions(refusal_of_toml("[train]\ndeterministic = 1\n"),
+                 {"train.deterministic = 1", "true or false"});
+  check_mentions(refusal_of_setting("train.deterministic=yes"),
+                 {"train.deterministic = yes", "true or false"});
+  check_mentions(refusal_of_setting("train.steps=4e9"),
+                 {"--set train.steps=4e9", "is a float", "an integer"});
   Config config;
   apply_toml(config, "[train]\nlr = 1\n", "test");  // an integer is a number
   CHECK(config.train.lr == 1);
 }
 
 TEST_CASE("config: malformed numbers are refused") {
-  for (const char* number : {"12abc", "1e", "12 abc", "1 2", "--1", "0x", "1__0", "1_", "abc", "5 # five", "5\n[model]", "1,5", "", " "}) {
+  for (const char* number : {"12abc", "1e", "12 abc", "1 2", "--1", "0x", "1__0", "1_", "abc", "5 # five",
+                             "5\n[model]", "1,5", "", " "}) {
     INFO("number: " << number);
     check_mentions(refusal_of_setting(std::string("train.steps=") + number),
                    {"--set train.steps=", "train.steps = ", "expected an integer from 0 to"});
   }
-  for (const char* number : {"1e", "1.5x", "1.e", "nan", "inf", "-inf", "1e400", "0", "-1", "11", "1e-400", ""}) {
+  for (const char* number :
+       {"1e", "1.5x", "1.e", "nan", "inf", "-inf", "1e400", "0", "-1", "11", "1e-400", ""}) {
     INFO("number: " << number);
-    check_mentions(refusal_of_setting(std::string("train.lr=") + number), {"train.lr", "a number greater than 0 and at most 10"});
+    check_mentions(refusal_of_setting(std::string("train.lr=") + number),
+                   {"train.lr", "a number greater than 0 and at most 10"});
   }
   for (const char* line : {"steps = 12abc", "steps = 1e", "steps = 99999999999999999999", "steps ="}) {
     INFO("line: " << line);
-    check_mentions(refusal_of_toml(std::string("[train]\nseed = 3\n") + line + "\n"), {"run.toml:3", line, "train.steps takes an integer from 0 to"});
+    check_mentions(refusal_of_toml(std::string("[train]\nseed = 3\n") + line + "\n"),
+                   {"run.toml:3", line, "train.steps takes an integer from 0 to"});
   }
-  check_mentions(refusal_of_setting("train.seed=9223372036854775808"), {"train.seed = 9223372036854775808", "fits in 64 bits"});
+  check_mentions(refusal_of_setting("train.seed=9223372036854775808"),
+                 {"train.seed = 9223372036854775808", "fits in 64 bits"});
   check_mentions(refusal_of_toml("[train]\nlr = nan\n"), {"run.toml:2", "train.lr = nan", "a number"});
   check_mentions(refusal_of_toml("[train]\nbeta1 = inf\n"), {"train.beta1 = inf", "from 0 to 0.999999"});
 }
@@ -213,8 +243,10 @@ TEST_CASE("config: values out of range are refused with what is allowed") {
   check_mentions(refusal_of_setting("data.bos=-1"), {"data.bos = -1", "from 0"});
   check_mentions(refusal_of_setting("prior.pos_rank=0"), {"prior.pos_rank = 0", "from 1"});
   check_mentions(refusal_of_setting("model.vocab=1"), {"model.vocab = 1", "from 2"});
-  check_mentions(refusal_of_setting("model.attention=goatt"), {"model.attention = \"goatt\"", "one of \"goat\", \"none\""});
-  check_mentions(refusal_of_toml("[data]\ntrain = \"a\\u0000b\"\n"), {"data.train", "without control characters"});
+  check_mentions(refusal_of_setting("model.attention=goatt"),
+                 {"model.attention = \"goatt\"", "one of \"goat\", \"none\""});
+  check_mentions(refusal_of_toml("[data]\ntrain = \"a\\u0000b\"\n"),
+                 {"data.train", "without control characters"});
 }
 
 TEST_CASE("config: --set takes plain and quoted strings, underscores and spaces") {
@@ -247,79 +279,106 @@ TEST_CASE("config: broken TOML and duplicate keys are refused with the line") {
   check_mentions(refusal_of_toml("[model]\nheads = 4\n[model\n"), {"run.toml:3", "not valid TOML"});
   check_mentions(refusal_of_toml("model.heads 4\n"), {"run.toml:1", "not valid TOML", "model.heads 4"});
   check_mentions(refusal_of_toml("[data]\ntrain = \"a\n"), {"run.toml:2", "not valid TOML"});
-  check_mentions(refusal_of_toml("[data]\r\n[\r\rmodel]\r\n"), {"run.toml:2", "carriage return within a line"});
-  check_mentions(refusal_of_toml("[data]\ntrain = \"\xc3\xa9\xff\xfe\"\n"), {"run.toml:2", "not valid TOML", "train = \"\xc3\xa9??\""});
+  check_mentions(refusal_of_toml("[data]\r\n[\r\rmodel]\r\n"),
+                 {"run.toml:2", "carriage return within a line"});
+  check_mentions(refusal_of_toml("[data]\ntrain = \"\xc3\xa9\xff\xfe\"\n"),
+                 {"run.toml:2", "not valid TOML", "train = \"\xc3\xa9??\""});
   check_mentions(refusal_of_toml(std::string("[data]\n[\0\0", 9)), {"run.toml:2", "code 0", "text file"});
-  check_mentions(refusal_of_toml("[data]\nbl\u00f6ck = 1\n"), {"run.toml:2", "outside ASCII", "bl\u00f6ck = 1"});
+  check_mentions(refusal_of_toml("[data]\nbl\u00f6ck = 1\n"),
+                 {"run.toml:2", "outside ASCII", "bl\u00f6ck = 1"});
   CHECK(refusal_of_toml("[data] # \u00e9\ntrain = 'd\u00e9' # \u00e9\nval = \"\\\"\u00e9#\"\n").empty());
   for (const char* header : {"[", "[=1]", "[]", "[[", "[[%]]", "[ #]", "[.a]"})
-    check_mentions(refusal_of_toml(std::string("[data]\n ") + header + "\n"), {"run.toml:2", "name of a section after '['", header});
+    check_mentions(refusal_of_toml(std::string("[data]\n ") + header + "\n"),
+                   {"run.toml:2", "name of a section after '['", header});
   CHECK(refusal_of_toml("[data]\ntrain = " + std::string(100'000, '[')).size() < 1000);
 }
 
 TEST_CASE("config: a refused file or setting changes nothing") {
   Config config;
   const std::string before = to_toml(config);
-  CHECK_THROWS_AS(apply_toml(config, "[eval]\nbatches = 3\n[model]\nlayers = 3\n[train]\nbatch = 0\n", "test"), ConfigError);
+  CHECK_THROWS_AS(
+      apply_toml(config, "[eval]\nbatches = 3\n[model]\nlayers = 3\n[train]\nbatch = 0\n", "test"),
+      ConfigError);
   CHECK_THROWS_AS(apply_setting(config, "train.batch=0"), ConfigError);
   CHECK(to_toml(config) == before);
 }
 
 TEST_CASE("config: the later of train.steps and train.tokens sets the length, both in one file is refused") {
-  CHECK(load_config("copy_mixture", {"train.tokens=204801"}).steps() == 101);  // 100 steps of 32 * 64 tokens and one token more
+  CHECK(load_config("copy_mixture", {"train.tokens=204801"}).steps() ==
+        101);  // 100 steps of 32 * 64 tokens and one token more
   const Config again = load_config("copy_mixture", {"train.tokens=204800", "train.steps=60"});
   CHECK(again.train.tokens == 0);
   CHECK(again.steps() == 60);
-  check_mentions(refusal_of_toml("[train]\nsteps = 5\ntokens = 6\n"), {"run.toml:3", "train.steps = 5", "train.tokens = 6", "keep one"});
+  check_mentions(refusal_of_toml("[train]\nsteps = 5\ntokens = 6\n"),
+                 {"run.toml:3", "train.steps = 5", "train.tokens = 6", "keep one"});
   CHECK(refusal_of_toml("[train]\nsteps = 0\ntokens = 6\n").empty());
-  check_mentions(refusal_of("copy_mixture", {"train.steps=0"}), {"train.steps = 0", "train.tokens = 0", "set one"});
+  check_mentions(refusal_of("copy_mixture", {"train.steps=0"}),
+                 {"train.steps = 0", "train.tokens = 0", "set one"});
 }
 
 TEST_CASE("config: missing, unreadable, empty and foreign files are explained") {
   const goat::test::TemporaryFolder folder;
-  check_mentions(refusal_of("copy_mixtrue", {}), {"copy_mixtrue", "did you mean copy_mixture?", "--list-configs"});
+  check_mentions(refusal_of("copy_mixtrue", {}),
+                 {"copy_mixtrue", "did you mean copy_mixture?", "--list-configs"});
   check_mentions(refusal_of("", {}), {"--list-configs"});
   check_mentions(refusal_of(folder.path().string() + "/missing.toml", {}), {"missing.toml", "no such file"});
   check_mentions(refusal_of("missing.toml", {}), {"missing.toml", "no such file"});
   check_mentions(refusal_of(folder.path().string(), {}), {folder.path().string(), "directory"});
   check_mentions(refusal_of(folder.file("empty.toml", " \n"), {}), {"empty.toml", "is empty"});
-  check_mentions(refusal_of(folder.file("weights.toml", std::string(2 << 20, '#')), {}), {"weights.toml", "larger than 1 MiB"});
-  check_mentions(refusal_of(folder.file("binary.toml", std::string("\x7f\x45LF\0\1", 6)), {}), {"binary.toml:1", "not valid TOML", "code 127"});
+  check_mentions(refusal_of(folder.file("weights.toml", std::string(2 << 20, '#')), {}),
+                 {"weights.toml", "larger than 1 MiB"});
+  check_mentions(refusal_of(folder.file("binary.toml", std::string("\x7f\x45LF\0\1", 6)), {}),
+                 {"binary.toml:1", "not valid TOML", "code 127"});
   check_mentions(refusal_of("/dev/zero", {}), {"/dev/zero", "larger than 1 MiB"});
   const std::string locked = folder.file("locked.toml", "[train]\nsteps = 1\n");
   std::filesystem::permissions(locked, std::filesystem::perms::none);
   if (geteuid() != 0) check_mentions(refusal_of(locked, {}), {"locked.toml", "permissions"});
-  const std::string plain = folder.file("bom_and_crlf", "\xEF\xBB\xBF[train]\r\nsteps = 7\r\nwarmup = 1\r\n[data]\r\ntrain = 'x'\r\n");
+  const std::string plain = folder.file(
+      "bom_and_crlf", "\xEF\xBB\xBF[train]\r\nsteps = 7\r\nwarmup = 1\r\n[data]\r\ntrain = 'x'\r\n");
   CHECK(load_config(plain, {}).steps() == 7);
 }
 
 TEST_CASE("config: impossible combinations are refused with the keys, their values and a way out") {
-  const auto refused = [](const std::vector<std::string>& settings) { return refusal_of("copy_mixture", settings); };
+  const auto refused = [](const std::vector<std::string>& settings) {
+    return refusal_of("copy_mixture", settings);
+  };
   check_mentions(refused({"model.heads=3"}), {"model.width = 64", "model.heads = 3", "63 or 66"});
   check_mentions(refused({"model.heads=100"}), {"model.width = 64", "such as 100"});
-  check_mentions(refused({"prior.pos_rank=15"}), {"model.width = 64", "model.heads = 2", "prior.pos_rank = 15", "at least 66", "at most 14"});
+  check_mentions(refused({"prior.pos_rank=15"}),
+                 {"model.width = 64", "model.heads = 2", "prior.pos_rank = 15", "at least 66", "at most 14"});
   CHECK(refused({"prior.pos_rank=14"}).empty());
   CHECK(refused({"prior.pos_rank=15", "model.width=66"}).empty());
-  check_mentions(refused({"prior.lane_dim=32"}), {"prior.lane_dim = 32", "at least 66", "prior.lane_dim = 0"});
-  check_mentions(refused({"prior.lane_dim=17"}), {"prior.lane_dim = 17", "prior.pos_rank = 8", "at least 18"});
+  check_mentions(refused({"prior.lane_dim=32"}),
+                 {"prior.lane_dim = 32", "at least 66", "prior.lane_dim = 0"});
+  check_mentions(refused({"prior.lane_dim=17"}),
+                 {"prior.lane_dim = 17", "prior.pos_rank = 8", "at least 18"});
   CHECK(refused({"prior.lane_dim=17", "model.attention=none"}).empty());
   check_mentions(refused({"prior.init=alibi"}), {"prior.init", "prior.recency"});
-  check_mentions(refused({"train.micro_batch=10"}), {"train.batch = 32", "train.micro_batch = 10", "such as 8"});
-  check_mentions(refused({"train.micro_batch=64"}), {"train.batch = 32", "train.micro_batch = 64", "such as 32"});
+  check_mentions(refused({"train.micro_batch=10"}),
+                 {"train.batch = 32", "train.micro_batch = 10", "such as 8"});
+  check_mentions(refused({"train.micro_batch=64"}),
+                 {"train.batch = 32", "train.micro_batch = 64", "such as 32"});
   check_mentions(refused({"train.warmup=801"}), {"train.warmup = 801", "800 steps", "train.steps"});
-  check_mentions(refused({"train.tokens=2049", "train.warmup=3"}), {"train.warmup = 3", "2 steps", "train.tokens"});
+  check_mentions(refused({"train.tokens=2049", "train.warmup=3"}),
+                 {"train.warmup = 3", "2 steps", "train.tokens"});
   check_mentions(refused({"train.min_lr=0.02"}), {"train.min_lr = 0.02", "train.lr = 0.01"});
   check_mentions(refused({"data.copy_mixture.p_first=0.8"}), {"p_first = 0.8", "p_prev = 0.25"});
   CHECK(refused({"data.copy_mixture.p_first=0.7", "data.copy_mixture.p_prev=0.3"}).empty());
   check_mentions(refused({"data.seq_len=1"}), {"data.seq_len = 1", "at least 2"});
   check_mentions(refused({"data.source=shards"}), {"data.train is empty", "glob"});
-  check_mentions(refused({"data.source=shards", "data.train=x"}), {"data.bos = 50256", "model.vocab = 64", "window"});
+  check_mentions(refused({"data.source=shards", "data.train=x"}),
+                 {"data.bos = 50256", "model.vocab = 64", "window"});
   CHECK(refused({"data.source=shards", "data.train=x", "data.bos=63"}).empty());
   CHECK(refused({"data.source=shards", "data.train=x", "data.block=window"}).empty());
-  check_mentions(refused({"model.width=1000000", "model.layers=10000"}), {"model.width = 1000000", "parameters", "any machine"});
-  check_mentions(refused({"train.batch=10000000", "data.seq_len=16000000"}), {"train.micro_batch = 10000000", "activations"});
-  check_mentions(refused({"train.batch=10000000", "train.micro_batch=1", "data.seq_len=16000000", "train.steps=1000000000"}), {"steps", "64 bits"});
-  check_mentions(refused({"eval.batches=1000000000", "train.batch=10000", "data.seq_len=1000000"}), {"eval.batches = 1000000000", "64 bits"});
+  check_mentions(refused({"model.width=1000000", "model.layers=10000"}),
+                 {"model.width = 1000000", "parameters", "any machine"});
+  check_mentions(refused({"train.batch=10000000", "data.seq_len=16000000"}),
+                 {"train.micro_batch = 10000000", "activations"});
+  check_mentions(refused({"train.batch=10000000", "train.micro_batch=1", "data.seq_len=16000000",
+                          "train.steps=1000000000"}),
+                 {"steps", "64 bits"});
+  check_mentions(refused({"eval.batches=1000000000", "train.batch=10000", "data.seq_len=1000000"}),
+                 {"eval.batches = 1000000000", "64 bits"});
 }
 
 TEST_CASE("config: validate checks the ranges of a Config filled in by hand") {
@@ -328,7 +387,8 @@ TEST_CASE("config: validate checks the ranges of a Config filled in by hand") {
   check_mentions(refusal([&] { validate(config); }), {"model.heads = 0", "from 1"});
   config.model.heads = 2;
   config.train.tokens = 5;
-  check_mentions(refusal([&] { validate(config); }), {"train.steps = 800", "train.tokens = 5", "set one of them to 0"});
+  check_mentions(refusal([&] { validate(config); }),
+                 {"train.steps = 800", "train.tokens = 5", "set one of them to 0"});
 }
 
 TEST_CASE("config: derived values follow their formulas") {

@@ -36,11 +36,13 @@ TEST_CASE("fill: writes the rounded value everywhere and nowhere else") {
   on_every_device([](const std::string&, goat::Device& device, Rng&) {
     for (const DType dtype : dtypes)
       for (const std::int64_t n : sizes)
-        for (const float value : {0.0f, -1.5f, 0.1f, 1.00390625f, 1.01171875f}) {  // the last two lie half way between two bf16 numbers
+        for (const float value : {0.0f, -1.5f, 0.1f, 1.00390625f,
+                                  1.01171875f}) {  // the last two lie half way between two bf16 numbers
           INFO(goat::name_of(dtype) << ", n = " << n << ", value " << value);
           const Operand out(device, dtype, {n}, "out");
           device.run(Fill{out, value});
-          CHECK(out.values() == Values(static_cast<std::size_t>(n), rounded_to(dtype, static_cast<double>(value))));
+          CHECK(out.values() ==
+                Values(static_cast<std::size_t>(n), rounded_to(dtype, static_cast<double>(value))));
         }
   });
 }

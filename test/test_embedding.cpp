@@ -42,12 +42,14 @@ std::size_t at(double row, std::size_t column, std::int64_t width) {
 Values forward(const Shape& s, const Values& tokens, const Values& table) {
   Values out;
   for (const double token : tokens)
-    for (std::size_t c = 0; c < static_cast<std::size_t>(s.width); ++c) out.push_back(table[at(token, c, s.width)]);
+    for (std::size_t c = 0; c < static_cast<std::size_t>(s.width); ++c)
+      out.push_back(table[at(token, c, s.width)]);
   return out;
 }
 
 // start + gradient; with magnitudes, the sums of absolute values.
-Values backward(const Shape& s, const Values& start, const Values& dout, const Values& tokens, bool magnitudes) {
+Values backward(const Shape& s, const Values& start, const Values& dout, const Values& tokens,
+                bool magnitudes) {
   Values sum = start;
   if (magnitudes)
     for (double& value : sum) value = std::abs(value);
@@ -67,7 +69,8 @@ TEST_CASE("embedding forward: copies the rows of the table exactly") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V "
+                     << s.vocab << ", C " << s.width);
       const auto table = Operand::normal(*device, rng, {s.vocab, s.width}, "table", 1, dtype);
       const auto tokens = Operand::of(*device, random_tokens(rng, s), {s.tokens}, "tokens", DType::i32);
       const Operand out(*device, dtype, {s.tokens, s.width}, "out");
@@ -77,23 +80,28 @@ TEST_CASE("embedding forward: copies the rows of the table exactly") {
   }
 }
 
-TEST_CASE("embedding backward: adds to what is there, matches float64 and leaves rows without a token alone") {
+TEST_CASE(
+    "embedding backward: adds to what is there, matches float64 and leaves rows without a token alone") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V " << s.vocab << ", C " << s.width);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V "
+                     << s.vocab << ", C " << s.width);
       const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 3, dtype);
       const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
       const Values ids = random_tokens(rng, s), before = dtable.values();
       const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
       device->run(EmbeddingBackward{dtable, dout, tokens});
       const Values after = dtable.values();
-      CHECK_MATCHES(dtype, after, backward(s, before, dout.values(), ids, false), backward(s, before, dout.values(), ids, true));
-      const Values named = backward(s, Values(before.size(), 0.0), Values(dout.values().size(), 1.0), ids, false);
+      CHECK_MATCHES(dtype, after, backward(s, before, dout.values(), ids, false),
+                    backward(s, before, dout.values(), ids, true));
+      const Values named =
+          backward(s, Values(before.size(), 0.0), Values(dout.values().size(), 1.0), ids, false);
       bool untouched = true;
-      for (std::size_t i = 0; i < after.size(); ++i) untouched = untouched && (named[i] > 0 || after[i] == before[i]);
+      for (std::size_t i = 0; i < after.size(); ++i)
+        untouched = untouched && (named[i] > 0 || after[i] == before[i]);
       CHECK(untouched);
     }
   }
@@ -108,10 +116,12 @@ TEST_CASE("embedding backward: one token repeated throughout the batch matches f
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto dtable = Operand::zeros(*device, {s.vocab, s.width}, "dtable", dtype);
     const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
-    const Values ids(static_cast<std::size_t>(s.tokens), 4.0), zeros(static_cast<std::size_t>(s.vocab * s.width), 0.0);
+    const Values ids(static_cast<std::size_t>(s.tokens), 4.0),
+        zeros(static_cast<std::size_t>(s.vocab * s.width), 0.0);
     const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
     device->run(EmbeddingBackward{dtable, dout, tokens});
-    CHECK_MATCHES(dtype, dtable.values(), backward(s, zeros, dout.values(), ids, false), backward(s, zeros, dout.values(), ids, true));
+    CHECK_MATCHES(dtype, dtable.values(), backward(s, zeros, dout.values(), ids, false),
+                  backward(s, zeros, dout.values(), ids, true));
   }
 }
 
@@ -131,11 +141,13 @@ TEST_CASE("embedding backward: adds in the order of n") {
 TEST_CASE("embedding backward: common tokens among rare ones, in a large vocabulary, match float64") {
   const auto seed = fresh_seed();
   Rng rng(seed);
-  const Shape s{1700, 70000, 24};  // three digits of the sort; runs that begin, end and lie anywhere in a chunk
+  const Shape s{1700, 70000,
+                24};  // three digits of the sort; runs that begin, end and lie anywhere in a chunk
   std::geometric_distribution<int> geometric(0.3);
   std::uniform_int_distribution<int> uniform(0, 69999);
   Values ids;
-  for (std::int64_t n = 0; n < s.tokens; ++n) ids.push_back(n % 3 == 0 ? uniform(rng) : 65000 - 300 * geometric(rng));
+  for (std::int64_t n = 0; n < s.tokens; ++n)
+    ids.push_back(n % 3 == 0 ? uniform(rng) : 65000 - 300 * geometric(rng));
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
@@ -144,7 +156,8 @@ TEST_CASE("embedding backward: common tokens among rare ones, in a large vocabul
     const Values before = dtable.values();
     const auto tokens = Operand::of(*device, ids, {s.tokens}, "tokens", DType::i32);
     device->run(EmbeddingBackward{dtable, dout, tokens});
-    CHECK_MATCHES(dtype, dtable.values(), backward(s, before, dout.values(), ids, false), backward(s, before, dout.values(), ids, true));
+    CHECK_MATCHES(dtype, dtable.values(), backward(s, before, dout.values(), ids, false),
+                  backward(s, before, dout.values(), ids, true));
   }
 }
 

@@ -1,4 +1,5 @@
-// Evaluation: which tokens are evaluated at which length, and that passes, sums and bins change none of their losses.
+// Evaluation: which tokens are evaluated at which length, and that passes, sums and bins change none of their
+// losses.
 
 #include <unistd.h>
 
@@ -26,9 +27,11 @@ namespace fs = std::filesystem;
 
 Config tiny_config(const std::vector<std::string>& settings = {}) {
   std::vector<std::string> all = {
-      "model.layers=2",   "model.heads=2",     "model.width=24",     "model.vocab=13", "data.seq_len=8",           "prior.pos_rank=2",
-      "prior.abs_rank=3", "prior.init=random", "prior.recency=free", "train.batch=4",  "train.micro_batch=2",      "train.steps=5",
-      "train.warmup=2",   "train.lr=1e-2",     "train.min_lr=0",     "eval.batches=3", "prior.sink_init_scale=0.5"};
+      "model.layers=2",           "model.heads=2",    "model.width=24",      "model.vocab=13",
+      "data.seq_len=8",           "prior.pos_rank=2", "prior.abs_rank=3",    "prior.init=random",
+      "prior.recency=free",       "train.batch=4",    "train.micro_batch=2", "train.steps=5",
+      "train.warmup=2",           "train.lr=1e-2",    "train.min_lr=0",      "eval.batches=3",
+      "prior.sink_init_scale=0.5"};
   all.insert(all.end(), settings.begin(), settings.end());
   return load_config("copy_mixture", all);
 }
@@ -40,7 +43,8 @@ class RandomShard {
     Rng rng(seed);
     std::uniform_int_distribution<int> token(0, 12);
     for (std::size_t i = 0; i < count; ++i) tokens.push_back(static_cast<std::uint16_t>(token(rng)));
-    const std::array<std::int32_t, 256> header{Shard::magic, Shard::version, static_cast<std::int32_t>(count)};
+    const std::array<std::int32_t, 256> header{Shard::magic, Shard::version,
+                                               static_cast<std::int32_t>(count)};
     std::ofstream file(path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(header.data()), sizeof header);
     file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * count));
@@ -51,8 +55,8 @@ class RandomShard {
 
   // A config that reads it; block is "bos" or "window".
   Config config(const std::string& block, std::int64_t length) const {
-    return tiny_config({"data.source=shards", "data.train=" + path.string(), "data.val=" + path.string(), "data.block=" + block, "data.bos=12",
-                        "data.seq_len=" + std::to_string(length)});
+    return tiny_config({"data.source=shards", "data.train=" + path.string(), "data.val=" + path.string(),
+                        "data.block=" + block, "data.bos=12", "data.seq_len=" + std::to_string(length)});
   }
 
   fs::path path = fs::temp_directory_path() / ("goat_eval_" + std::to_string(::getpid()) + ".bin");
@@ -107,13 +111,17 @@ TEST_CASE("evaluation: recut takes the most tokens that every length divides") {
   CHECK(recut({7}, 7) == std::vector<Cut>{{7, 1}});
   CHECK_THROWS_AS(recut({4, 128}, 100), DataError);
   CHECK_THROWS_AS(recut({8, 9, 10}, 100), DataError);
-  CHECK_THROWS_AS(recut({15'999'989, 15'999'967, 15'999'949}, std::int64_t{1} << 40), DataError);  // primes: their product has 72 bits
+  CHECK_THROWS_AS(recut({15'999'989, 15'999'967, 15'999'949}, std::int64_t{1} << 40),
+                  DataError);  // primes: their product has 72 bits
 }
 
-TEST_CASE("evaluation: the paper's protocol takes 100 sequences up to 8k, then 819,200 tokens, and what there is where data are short") {
+TEST_CASE(
+    "evaluation: the paper's protocol takes 100 sequences up to 8k, then 819,200 tokens, and what there is "
+    "where data are short") {
   CHECK(paper_cuts({2048, 4096, 8192, 16384, 32768}, 10'000'000) ==
         std::vector<Cut>{{2048, 100}, {4096, 100}, {8192, 100}, {16384, 50}, {32768, 25}});
-  CHECK(paper_cuts({2048, 16384, 1'000'000}, 2'000'000) == std::vector<Cut>{{2048, 100}, {16384, 50}, {1'000'000, 1}});
+  CHECK(paper_cuts({2048, 16384, 1'000'000}, 2'000'000) ==
+        std::vector<Cut>{{2048, 100}, {16384, 50}, {1'000'000, 1}});
   CHECK(paper_cuts({2048, 16384}, 100'000) == std::vector<Cut>{{2048, 48}, {16384, 6}});
   CHECK_THROWS_AS(paper_cuts({2048, 16384}, 16'000), DataError);
 }
@@ -141,19 +149,23 @@ TEST_CASE("evaluation: every length sees the same targets in the same order, in 
   }
 }
 
-TEST_CASE("evaluation: at the training length and on the same data the loss is the trainer's validation loss") {
-  for (const std::vector<std::string>& settings : std::vector<std::vector<std::string>>{{}, {"model.attention=none"}}) {
+TEST_CASE(
+    "evaluation: at the training length and on the same data the loss is the trainer's validation loss") {
+  for (const std::vector<std::string>& settings :
+       std::vector<std::vector<std::string>>{{}, {"model.attention=none"}}) {
     const Config config = tiny_config(settings);
     TrainedTiny tiny(config);
     const auto source = open_validation_source(config);
-    const TokenLosses losses = evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {8, 6}, false);
+    const TokenLosses losses =
+        evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {8, 6}, false);
     CHECK(losses.tokens() == 48);
     CHECK(losses.per_token.empty());
     CHECK(losses.nll() == Approx(tiny.trainer.validate().value()).epsilon(1e-6));
   }
 }
 
-TEST_CASE("evaluation: the size of passes changes no loss beyond rounding, also where the last one is not full") {
+TEST_CASE(
+    "evaluation: the size of passes changes no loss beyond rounding, also where the last one is not full") {
   const Config config = tiny_config();
   TrainedTiny tiny(config);
   Config longer = config;
@@ -170,7 +182,8 @@ TEST_CASE("evaluation: the size of passes changes no loss beyond rounding, also 
   for (const std::int64_t tokens : {1, 2 * 37, 5 * 37}) {
     std::vector<std::int64_t> progress;
     const TokenLosses cut_up =
-        evaluate(config, parameters, *tiny.device, *source, cut, true, {.tokens = tokens}, [&](std::int64_t done) { progress.push_back(done); });
+        evaluate(config, parameters, *tiny.device, *source, cut, true, {.tokens = tokens},
+                 [&](std::int64_t done) { progress.push_back(done); });
     REQUIRE(cut_up.per_token.size() == whole.per_token.size());
     for (std::size_t n = 0; n < whole.per_token.size(); ++n)
       CHECK(std::abs(cut_up.per_token[n] - whole.per_token[n]) <= 1e-6f * (1 + whole.per_token[n]));
@@ -180,7 +193,9 @@ TEST_CASE("evaluation: the size of passes changes no loss beyond rounding, also 
   }
 }
 
-TEST_CASE("evaluation: a longer sequence begins with the losses of the shorter one, as attention is causal and the prior keeps L_train") {
+TEST_CASE(
+    "evaluation: a longer sequence begins with the losses of the shorter one, as attention is causal and the "
+    "prior keeps L_train") {
   const Config config = tiny_config();
   TrainedTiny tiny(config);
   std::vector<float> shorter;
@@ -188,18 +203,23 @@ TEST_CASE("evaluation: a longer sequence begins with the losses of the shorter o
     Config data = config;
     data.data.seq_len = length;  // sequences of the copy mixture are prefixes of longer ones
     const auto source = open_validation_source(data);
-    const TokenLosses losses = evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {length, 1}, true);
+    const TokenLosses losses =
+        evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {length, 1}, true);
     if (shorter.empty()) shorter = losses.per_token;
-    for (std::size_t t = 0; t < shorter.size(); ++t) CHECK(losses.per_token[t] == Approx(shorter[t]).epsilon(1e-5));
+    for (std::size_t t = 0; t < shorter.size(); ++t)
+      CHECK(losses.per_token[t] == Approx(shorter[t]).epsilon(1e-5));
   }
 }
 
-TEST_CASE("evaluation: sums by position, mean and bins agree with the losses of the tokens; masked targets are NaN and not counted") {
+TEST_CASE(
+    "evaluation: sums by position, mean and bins agree with the losses of the tokens; masked targets are NaN "
+    "and not counted") {
   const Config config = tiny_config();
   TrainedTiny tiny(config);
   MaskedSource source;
   const std::size_t length = 29, sequences = 5;
-  const TokenLosses losses = evaluate(config, tiny.trainer.parameters(), *tiny.device, source, {29, 5}, true, {.tokens = 2 * 29});
+  const TokenLosses losses =
+      evaluate(config, tiny.trainer.parameters(), *tiny.device, source, {29, 5}, true, {.tokens = 2 * 29});
   REQUIRE(losses.per_token.size() == length * sequences);
   double total = 0;
   std::int64_t counted = 0;
@@ -234,10 +254,12 @@ TEST_CASE("evaluation: sums by position, mean and bins agree with the losses of 
 
 TEST_CASE("evaluation: planned memory is linear in T, and a small model at T = 32,768 fits into 2 GB") {
   const Config config =
-      load_config("copy_mixture", {"model.layers=4", "model.heads=4", "model.width=128", "model.vocab=256", "prior.pos_rank=4", "data.seq_len=128"});
+      load_config("copy_mixture", {"model.layers=4", "model.heads=4", "model.width=128", "model.vocab=256",
+                                   "prior.pos_rank=4", "data.seq_len=128"});
   const std::size_t at_16k = planned_bytes(config, {1, 16'384}), at_32k = planned_bytes(config, {1, 32'768});
   const std::size_t at_64k = planned_bytes(config, {1, 65'536});
   CHECK(at_32k < 2'000'000'000);
-  CHECK(static_cast<double>(at_64k - at_32k) == Approx(2.0 * static_cast<double>(at_32k - at_16k)).epsilon(1e-3));
+  CHECK(static_cast<double>(at_64k - at_32k) ==
+        Approx(2.0 * static_cast<double>(at_32k - at_16k)).epsilon(1e-3));
   CHECK(static_cast<double>(at_32k) < 2.01 * static_cast<double>(at_16k));
 }

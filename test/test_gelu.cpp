@@ -18,7 +18,9 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 const double root = std::sqrt(2 / std::acos(-1.0));
 
 double tanh_term(double x) { return std::tanh(root * (x + 0.044715 * x * x * x)); }
-double sech_term(double x) { return x / 2 * (1 - tanh_term(x) * tanh_term(x)) * root * (1 + 3 * 0.044715 * x * x); }
+double sech_term(double x) {
+  return x / 2 * (1 - tanh_term(x) * tanh_term(x)) * root * (1 + 3 * 0.044715 * x * x);
+}
 
 double gelu(double x) { return x / 2 * (1 + tanh_term(x)); }
 double gelu_derivative(double x) { return (1 + tanh_term(x)) / 2 + sech_term(x); }
@@ -54,7 +56,8 @@ TEST_CASE("gelu: forward and backward match float64 at odd sizes and small and l
     for (const std::int64_t n : {0, 1, 7, 64, 8191, 3 * 8192 + 5}) {
       for (const double scale : {1e-3, 1.0, 10.0}) {
         INFO("n = " << n << ", scale " << scale);
-        const auto x = Operand::normal(*device, rng, {n}, "x", scale, dtype), dout = Operand::normal(*device, rng, {n}, "dout", 1, dtype);
+        const auto x = Operand::normal(*device, rng, {n}, "x", scale, dtype),
+                   dout = Operand::normal(*device, rng, {n}, "dout", 1, dtype);
         const Operand out(*device, dtype, {n}, "out"), dx(*device, dtype, {n}, "dx");
         device->run(GeluForward{out, x});
         device->run(GeluBackward{dx, dout, x});
@@ -84,7 +87,8 @@ TEST_CASE("gelu forward: the left tail keeps its relative accuracy") {
   }
 }
 
-TEST_CASE("gelu: passes large arguments, shuts small ones off, keeps NaN, and has the right derivative there") {
+TEST_CASE(
+    "gelu: passes large arguments, shuts small ones off, keeps NaN, and has the right derivative there") {
   for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
@@ -111,7 +115,8 @@ TEST_CASE("gelu backward: dx may be written over dout, and any shape is one arra
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    const auto x = Operand::normal(*device, rng, {2, 3, 5, 7}, "x", 1, dtype), dout = Operand::normal(*device, rng, {2, 3, 5, 7}, "dout", 1, dtype);
+    const auto x = Operand::normal(*device, rng, {2, 3, 5, 7}, "x", 1, dtype),
+               dout = Operand::normal(*device, rng, {2, 3, 5, 7}, "dout", 1, dtype);
     const Values want = product(dout.values(), map(gelu_derivative, x.values()));
     device->run(GeluBackward{dout, dout, x});
     CHECK_MATCHES(dtype, dout.values(), want);
@@ -140,7 +145,8 @@ TEST_CASE("gelu: bitwise the same in any order of the threads") {
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     goat::test::check_schedules(name, [&, type = dtype] {
       Rng rng(seed);
-      const auto x = Operand::normal(*device, rng, {3001}, "x", 1, type), dout = Operand::normal(*device, rng, {3001}, "dout", 1, type);
+      const auto x = Operand::normal(*device, rng, {3001}, "x", 1, type),
+                 dout = Operand::normal(*device, rng, {3001}, "dout", 1, type);
       const Operand out(*device, type, {3001}, "out");
       device->run(GeluForward{out, x});
       device->run(GeluBackward{dout, dout, x});

@@ -1,4 +1,5 @@
-// Generation with and without the KV cache, against each other and against the losses of a whole-sequence pass.
+// Generation with and without the KV cache, against each other and against the losses of a whole-sequence
+// pass.
 
 #include "train/generator.h"
 
@@ -16,11 +17,16 @@ using goat::test::Rng;
 
 namespace {
 
-// Trained on 12 tokens, sampled far beyond; every parameter random, so that the prior's every part matters at every position.
+// Trained on 12 tokens, sampled far beyond; every parameter random, so that the prior's every part matters at
+// every position.
 Config byte_config(const std::vector<std::string>& settings = {}) {
-  std::vector<std::string> all = {"model.layers=2",  "model.heads=3",    "model.width=48",   "model.ff_width=72",        "model.vocab=256",
-                                  "data.seq_len=12", "prior.pos_rank=2", "prior.abs_rank=3", "prior.init=random",        "prior.recency=free",
-                                  "train.batch=2",   "train.steps=2",    "train.warmup=1",   "prior.sink_init_scale=0.5"};
+  std::vector<std::string> all = {"model.layers=2",    "model.heads=3",
+                                  "model.width=48",    "model.ff_width=72",
+                                  "model.vocab=256",   "data.seq_len=12",
+                                  "prior.pos_rank=2",  "prior.abs_rank=3",
+                                  "prior.init=random", "prior.recency=free",
+                                  "train.batch=2",     "train.steps=2",
+                                  "train.warmup=1",    "prior.sink_init_scale=0.5"};
   all.insert(all.end(), settings.begin(), settings.end());
   return load_config("copy_mixture", all);
 }
@@ -39,7 +45,8 @@ struct RandomWeights {
 
 std::vector<std::int32_t> random_tokens(Rng& rng, std::int64_t count, std::int64_t vocab) {
   std::vector<std::int32_t> tokens;
-  for (std::int64_t n = 0; n < count; ++n) tokens.push_back(static_cast<std::int32_t>(rng() % static_cast<std::uint64_t>(vocab)));
+  for (std::int64_t n = 0; n < count; ++n)
+    tokens.push_back(static_cast<std::int32_t>(rng() % static_cast<std::uint64_t>(vocab)));
   return tokens;
 }
 
@@ -47,7 +54,9 @@ std::vector<double> as_double(std::span<const float> values) { return {values.be
 
 }  // namespace
 
-TEST_CASE("generator: logits with the cache match those without, prompt and every token, beyond the training length, in every variant") {
+TEST_CASE(
+    "generator: logits with the cache match those without, prompt and every token, beyond the training "
+    "length, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
     for (const goat::test::ModelVariant& variant : goat::test::model_variants()) {
@@ -56,7 +65,8 @@ TEST_CASE("generator: logits with the cache match those without, prompt and ever
       const Config config = byte_config(variant.settings);
       const RandomWeights weights(config, *device, seed);
       const std::int64_t new_tokens = 40, prompt_length = 1 + static_cast<std::int64_t>(rng() % 30);
-      INFO("device " << device_name << ", " << variant.name << ", seed " << seed << ", prompt of " << prompt_length);
+      INFO("device " << device_name << ", " << variant.name << ", seed " << seed << ", prompt of "
+                     << prompt_length);
       const std::vector<std::int32_t> prompt = random_tokens(rng, prompt_length, config.model.vocab);
       Generator cached(config, weights.parameters, *device, prompt, new_tokens, true),
           whole(config, weights.parameters, *device, prompt, new_tokens, false);
@@ -76,12 +86,13 @@ TEST_CASE("generator: the same tokens with and without the cache, greedy and sam
     const auto device = open_device(device_name);
     const Config config = byte_config();
     const RandomWeights weights(config, *device, 3);
-    const std::vector<SamplingRule> rules = {{.temperature = 0}, {}, {.temperature = 0.7, .top_k = 20}, {.top_p = 0.9}};
+    const std::vector<SamplingRule> rules = {
+        {.temperature = 0}, {}, {.temperature = 0.7, .top_k = 20}, {.top_p = 0.9}};
     std::vector<std::vector<std::int32_t>> generations;
     for (const SamplingRule& rule : rules)
       for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-        INFO("device " << device_name << ", temperature " << rule.temperature << ", top-k " << rule.top_k << ", top-p " << rule.top_p << ", seed "
-                       << seed);
+        INFO("device " << device_name << ", temperature " << rule.temperature << ", top-k " << rule.top_k
+                       << ", top-p " << rule.top_p << ", seed " << seed);
         const auto generate = [&](bool use_cache) {
           Generator generator(config, weights.parameters, *device, {72, 105}, 60, use_cache);
           TokenSampler sampler(rule, seed);

@@ -1,4 +1,5 @@
-// GPT-2's tokenizer: a tiny vocabulary made here, damaged files, and (where they lie at hand) the published files with golden encodings.
+// GPT-2's tokenizer: a tiny vocabulary made here, damaged files, and (where they lie at hand) the published
+// files with golden encodings.
 
 #include "data/gpt2_tokenizer.h"
 
@@ -24,7 +25,8 @@ std::string utf8(int code) {
   return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
 }
 
-// The printable character of each byte, written out from GPT-2's ranges: what is not printable is numbered from U+0100.
+// The printable character of each byte, written out from GPT-2's ranges: what is not printable is numbered
+// from U+0100.
 std::string spelled(unsigned char byte) {
   int unprintable = 0;
   for (int b = 0; b < byte; ++b) unprintable += b <= 32 || (b >= 127 && b <= 160) || b == 173;
@@ -32,7 +34,8 @@ std::string spelled(unsigned char byte) {
   return utf8(printable ? byte : 256 + unprintable);
 }
 
-// A folder with a vocabulary of the 256 bytes (id = byte), the merges, and <|endoftext|>; removed with the object.
+// A folder with a vocabulary of the 256 bytes (id = byte), the merges, and <|endoftext|>; removed with the
+// object.
 class TinyVocabulary {
  public:
   explicit TinyVocabulary(const Merges& merges, bool special = true) {
@@ -82,7 +85,8 @@ std::string decoded(const Tokenizer& tokenizer, const Ids& ids) {
   return text;
 }
 
-// Is there a piece of `text` that holds `left` followed by `right`? In a vocabulary whose only merge is these two, they merge just there.
+// Is there a piece of `text` that holds `left` followed by `right`? In a vocabulary whose only merge is these
+// two, they merge just there.
 bool merged_across(const std::string& text, const std::string& left, const std::string& right) {
   const auto spell = [](const std::string& bytes) {
     std::string out;
@@ -96,7 +100,8 @@ bool merged_across(const std::string& text, const std::string& left, const std::
 }  // namespace
 
 TEST_CASE("gpt2 tokenizer: merges apply by rank and leftmost first, as in the definition") {
-  const Merges merges = {{"a", "b"}, {"b", "a"}, {"ab", "ab"}, {"a", "a"}, {"aa", "b"}, {"abab", "a"}, {"b", "b"}};
+  const Merges merges = {{"a", "b"},  {"b", "a"},    {"ab", "ab"}, {"a", "a"},
+                         {"aa", "b"}, {"abab", "a"}, {"b", "b"}};
   const TinyVocabulary vocabulary(merges);
   const Gpt2Tokenizer tokenizer(vocabulary.folder());
   CHECK(tokenizer.vocabulary() == 256 + 7 + 1);
@@ -145,8 +150,9 @@ TEST_CASE("gpt2 tokenizer: pieces end where GPT-2's pattern ends them") {
 TEST_CASE("gpt2 tokenizer: text goes there and back, special tokens spelled out in it are ordinary text") {
   const TinyVocabulary vocabulary(Merges{{"l", "l"}, {"o", "r"}});
   const Gpt2Tokenizer tokenizer(vocabulary.folder());
-  for (const std::string& text : {std::string(), std::string("hello  world\r\n\t"), std::string("na\u00efve \U0001F410 \u65e5\u672c"),
-                                  std::string("a\0b", 3), std::string("<|endoftext|> x")}) {
+  for (const std::string& text :
+       {std::string(), std::string("hello  world\r\n\t"), std::string("na\u00efve \U0001F410 \u65e5\u672c"),
+        std::string("a\0b", 3), std::string("<|endoftext|> x")}) {
     CHECK(decoded(tokenizer, tokenizer.encode(text)) == text);
     CHECK(std::ranges::count(tokenizer.encode(text), *tokenizer.end_of_text()) == 0);
   }
@@ -155,7 +161,8 @@ TEST_CASE("gpt2 tokenizer: text goes there and back, special tokens spelled out 
   CHECK_THROWS_AS(tokenizer.encode("\xe2\x82"), std::invalid_argument);
 }
 
-TEST_CASE("gpt2 tokenizer: without <|endoftext|> in encoder.json it gets the next id; CRLF line ends are read") {
+TEST_CASE(
+    "gpt2 tokenizer: without <|endoftext|> in encoder.json it gets the next id; CRLF line ends are read") {
   const TinyVocabulary vocabulary(Merges{{"a", "b"}}, false);
   vocabulary.write("vocab.bpe", "#version: 0.2\r\na b\r\n\r\n");
   const Gpt2Tokenizer tokenizer(vocabulary.folder());
@@ -173,7 +180,8 @@ TEST_CASE("gpt2 tokenizer: missing and damaged files are refused, with the file 
   const std::string ids = nlohmann::json(vocabulary.ids).dump();
   vocabulary.write("encoder.json", ids.substr(0, ids.size() / 2));
   refused("encoder.json");
-  for (const char* text : {"", "[]", "{\"a\": \"b\"}", "{\"a\": -1}", "{\"a\": 7}", "{\"a\": 0.5}", "\xff\xfe"}) {
+  for (const char* text :
+       {"", "[]", "{\"a\": \"b\"}", "{\"a\": -1}", "{\"a\": 7}", "{\"a\": 0.5}", "\xff\xfe"}) {
     vocabulary.write("encoder.json", text);
     refused("encoder.json");
   }
@@ -201,7 +209,8 @@ TEST_CASE("gpt2 tokenizer: missing and damaged files are refused, with the file 
 }
 
 TEST_CASE("gpt2 tokenizer: GPT-2's own files give the golden encodings") {
-  const fs::path folder = fs::path(__FILE__).parent_path().parent_path().parent_path() / "shared" / "data" / "gpt2";
+  const fs::path folder =
+      fs::path(__FILE__).parent_path().parent_path().parent_path() / "shared" / "data" / "gpt2";
   if (!fs::exists(folder / "golden.json")) {
     WARN("skipped: no " << folder.string());
     return;

@@ -41,10 +41,12 @@ Oracle forward_oracle(const Values& sum, const Values& weight, const Values& bia
       mean += sum[n * width + c] / static_cast<double>(width);
       result.mean_terms[n] += std::abs(sum[n * width + c]) / static_cast<double>(width);
     }
-    for (std::size_t c = 0; c < width; ++c) variance += std::pow(sum[n * width + c] - mean, 2) / static_cast<double>(width);
+    for (std::size_t c = 0; c < width; ++c)
+      variance += std::pow(sum[n * width + c] - mean, 2) / static_cast<double>(width);
     result.mean[n] = mean;
     result.rstd[n] = 1 / std::sqrt(variance + eps);
-    for (std::size_t c = 0; c < width; ++c) result.out[n * width + c] = (sum[n * width + c] - mean) * result.rstd[n] * weight[c] + bias[c];
+    for (std::size_t c = 0; c < width; ++c)
+      result.out[n * width + c] = (sum[n * width + c] - mean) * result.rstd[n] * weight[c] + bias[c];
   }
   return result;
 }
@@ -54,9 +56,11 @@ struct Gradients {
   Values dsum_terms, dweight_terms, dbias_terms;  // sums of absolute values
 };
 
-Gradients backward_oracle(const Values& dout, const Values& sum, const Oracle& forward, const Values& weight) {
+Gradients backward_oracle(const Values& dout, const Values& sum, const Oracle& forward,
+                          const Values& weight) {
   const std::size_t width = weight.size(), rows = sum.size() / width;
-  Gradients d{Values(sum.size()), Values(width), Values(width), Values(sum.size()), Values(width), Values(width)};
+  Gradients d{Values(sum.size()), Values(width), Values(width),
+              Values(sum.size()), Values(width), Values(width)};
   for (std::size_t n = 0; n < rows; ++n) {
     const auto y = [&](std::size_t c) { return (sum[n * width + c] - forward.mean[n]) * forward.rstd[n]; };
     double g_mean = 0, gy_mean = 0;
@@ -68,7 +72,8 @@ Gradients backward_oracle(const Values& dout, const Values& sum, const Oracle& f
     for (std::size_t c = 0; c < width; ++c) {
       const double g = dout[n * width + c] * weight[c];
       d.dsum[n * width + c] = forward.rstd[n] * (g - g_mean - y(c) * gy_mean);
-      d.dsum_terms[n * width + c] = forward.rstd[n] * (std::abs(g) + std::abs(g_mean) + std::abs(y(c) * gy_mean));
+      d.dsum_terms[n * width + c] =
+          forward.rstd[n] * (std::abs(g) + std::abs(g_mean) + std::abs(y(c) * gy_mean));
       d.dweight[c] += dout[n * width + c] * y(c);
       d.dweight_terms[c] += std::abs(dout[n * width + c] * y(c));
       d.dbias[c] += dout[n * width + c];
@@ -100,7 +105,8 @@ BackwardCall backward_call(Device& device, Rng& rng, Shape shape, DType dtype) {
                     Operand(device, DType::f32, {N}, "mean"),
                     Operand(device, DType::f32, {N}, "rstd"),
                     Operand::normal(device, rng, {C}, "weight", 1, dtype)};
-  const Oracle forward = forward_oracle(call.sum.values(), call.weight.values(), Values(static_cast<std::size_t>(C)));
+  const Oracle forward =
+      forward_oracle(call.sum.values(), call.weight.values(), Values(static_cast<std::size_t>(C)));
   call.mean.set(forward.mean);
   call.rstd.set(forward.rstd);
   return call;
@@ -115,8 +121,10 @@ TEST_CASE("layernorm forward: matches float64 at odd shapes, with and without a 
     Rng rng(seed);
     for (const auto [N, C] : shapes) {
       INFO("N = " << N << ", C = " << C);
-      const auto x = Operand::normal(*device, rng, {N, C}, "x", 2, dtype), residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
-      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype), bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
+      const auto x = Operand::normal(*device, rng, {N, C}, "x", 2, dtype),
+                 residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
+      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype),
+                 bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
       const Operand out(*device, dtype, {N, C}, "out"), sum(*device, dtype, {N, C}, "sum");
       const Operand mean(*device, DType::f32, {N}, "mean"), rstd(*device, DType::f32, {N}, "rstd");
 
@@ -137,7 +145,8 @@ TEST_CASE("layernorm forward: matches float64 at odd shapes, with and without a 
   }
 }
 
-TEST_CASE("layernorm forward: keeps its accuracy where the mean is a thousand or a million standard deviations") {
+TEST_CASE(
+    "layernorm forward: keeps its accuracy where the mean is a thousand or a million standard deviations") {
   for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
@@ -149,8 +158,10 @@ TEST_CASE("layernorm forward: keeps its accuracy where the mean is a thousand or
       Values values = x.values();
       for (double& value : values) value += offset;
       x.set(values);
-      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, type), bias = Operand::normal(*device, rng, {C}, "bias", 1, type);
-      const Operand out(*device, type, {7, C}, "out"), mean(*device, DType::f32, {7}, "mean"), rstd(*device, DType::f32, {7}, "rstd");
+      const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, type),
+                 bias = Operand::normal(*device, rng, {C}, "bias", 1, type);
+      const Operand out(*device, type, {7, C}, "out"), mean(*device, DType::f32, {7}, "mean"),
+          rstd(*device, DType::f32, {7}, "rstd");
       device->run(LayerNormForward{out, mean, rstd, {}, x, {}, weight, bias});
       const Oracle want = forward_oracle(x.values(), weight.values(), bias.values());
       CHECK_MATCHES(type, out.values(), want.out);
@@ -159,7 +170,9 @@ TEST_CASE("layernorm forward: keeps its accuracy where the mean is a thousand or
     };
     for (const std::int64_t C : {3, 129, 768}) {
       check(C, 1000);
-      if (dtype == DType::f32) check(C, 1e6);  // an fp32 mean is off by some hundredths of a standard deviation; bf16 numbers there are 4096 apart
+      if (dtype == DType::f32)
+        check(C, 1e6);  // an fp32 mean is off by some hundredths of a standard deviation; bf16 numbers there
+                        // are 4096 apart
     }
   }
 }
@@ -169,11 +182,13 @@ TEST_CASE("layernorm forward: a constant row gives the bias and a finite rstd, h
     const auto device = goat::open_device(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const std::int64_t C = 100;
-    const auto bias = Operand::of(*device, Values(C, 0.25), {C}, "bias", dtype), weight = Operand::of(*device, Values(C, 1), {C}, "weight", dtype);
+    const auto bias = Operand::of(*device, Values(C, 0.25), {C}, "bias", dtype),
+               weight = Operand::of(*device, Values(C, 1), {C}, "weight", dtype);
     for (const double constant : {0.0, 1.0, 1234.567, 1e8}) {
       INFO("constant " << constant);
       const auto x = Operand::of(*device, Values(C, constant), {1, C}, "x", dtype);
-      const Operand out(*device, dtype, {1, C}, "out"), mean(*device, DType::f32, {1}, "mean"), rstd(*device, DType::f32, {1}, "rstd");
+      const Operand out(*device, dtype, {1, C}, "out"), mean(*device, DType::f32, {1}, "mean"),
+          rstd(*device, DType::f32, {1}, "rstd");
       device->run(LayerNormForward{out, mean, rstd, {}, x, {}, weight, bias});
       CHECK(rstd.values()[0] > 0);
       CHECK(std::isfinite(rstd.values()[0]));
@@ -190,8 +205,10 @@ TEST_CASE("layernorm forward: the sum may be written over x or over the residual
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const std::int64_t N = 9, C = 131;
-    const auto x = Operand::normal(*device, rng, {N, C}, "x", 1, dtype), residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
-    const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype), bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
+    const auto x = Operand::normal(*device, rng, {N, C}, "x", 1, dtype),
+               residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
+    const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype),
+               bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
     const Values want_sum = goat::test::rounded_to(dtype, plus(x.values(), residual.values()));
     const Values want_out = forward_oracle(want_sum, weight.values(), bias.values()).out;
     for (const bool over_x : {true, false}) {
@@ -199,7 +216,8 @@ TEST_CASE("layernorm forward: the sum may be written over x or over the residual
       const auto first = Operand::of(*device, x.values(), {N, C}, "x", dtype),
                  second = Operand::of(*device, residual.values(), {N, C}, "residual", dtype);
       const Operand& sum = over_x ? first : second;
-      const Operand out(*device, dtype, {N, C}, "out"), mean(*device, DType::f32, {N}, "mean"), rstd(*device, DType::f32, {N}, "rstd");
+      const Operand out(*device, dtype, {N, C}, "out"), mean(*device, DType::f32, {N}, "mean"),
+          rstd(*device, DType::f32, {N}, "rstd");
       device->run(LayerNormForward{out, mean, rstd, sum, first, second, weight, bias});
       CHECK(sum.values() == want_sum);
       CHECK_MATCHES(dtype, out.values(), want_out);
@@ -213,14 +231,17 @@ TEST_CASE("layernorm forward: a NaN stays in its row, and no tokens are no work"
     const auto device = goat::open_device(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto x = Operand::of(*device, {1, 2, 3, 4, std::nan(""), 6, 7, 8, 10}, {3, 3}, "x", dtype);
-    const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight", dtype), bias = Operand::zeros(*device, {3}, "bias", dtype);
-    const Operand out(*device, dtype, {3, 3}, "out"), mean(*device, DType::f32, {3}, "mean"), rstd(*device, DType::f32, {3}, "rstd");
+    const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight", dtype),
+               bias = Operand::zeros(*device, {3}, "bias", dtype);
+    const Operand out(*device, dtype, {3, 3}, "out"), mean(*device, DType::f32, {3}, "mean"),
+        rstd(*device, DType::f32, {3}, "rstd");
     device->run(LayerNormForward{out, mean, rstd, {}, x, {}, weight, bias});
     const Values got = out.values();
     for (const std::size_t i : {0, 1, 2, 6, 7, 8}) CHECK(std::isfinite(got[i]));
     for (const std::size_t i : {3, 4, 5}) CHECK(std::isnan(got[i]));
 
-    const Operand none(*device, dtype, {0, 3}, "none"), no_mean(*device, DType::f32, {0}, "no_mean"), no_rstd(*device, DType::f32, {0}, "no_rstd");
+    const Operand none(*device, dtype, {0, 3}, "none"), no_mean(*device, DType::f32, {0}, "no_mean"),
+        no_rstd(*device, DType::f32, {0}, "no_rstd");
     device->run(LayerNormForward{none, no_mean, no_rstd, {}, none, {}, weight, bias});
     CHECK(none.values().empty());
   }
@@ -258,17 +279,22 @@ TEST_CASE("layernorm backward: matches float64 at odd shapes and adds to what is
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     std::vector<Shape> all = shapes;
-    all.insert(all.end(), {{goat::test::reduced() ? 300 : 5000, 33}, {2100, 24}, {60, 1032}});  // several rows in each block of partial sums
+    all.insert(all.end(), {{goat::test::reduced() ? 300 : 5000, 33},
+                           {2100, 24},
+                           {60, 1032}});  // several rows in each block of partial sums
     for (const auto [N, C] : all) {
       INFO("N = " << N << ", C = " << C);
       const BackwardCall call = backward_call(*device, rng, {N, C}, dtype);
       const Values dsum = call.dsum.values(), dweight = call.dweight.values(), dbias = call.dbias.values();
       device->run(call.op());
       const Gradients want =
-          backward_oracle(call.dout.values(), call.sum.values(), {{}, call.mean.values(), call.rstd.values(), {}}, call.weight.values());
+          backward_oracle(call.dout.values(), call.sum.values(),
+                          {{}, call.mean.values(), call.rstd.values(), {}}, call.weight.values());
       CHECK_MATCHES(dtype, call.dsum.values(), plus(dsum, want.dsum), plus(absolute(dsum), want.dsum_terms));
-      CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight), plus(absolute(dweight), want.dweight_terms));
-      CHECK_MATCHES(dtype, call.dbias.values(), plus(dbias, want.dbias), plus(absolute(dbias), want.dbias_terms));
+      CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight),
+                    plus(absolute(dweight), want.dweight_terms));
+      CHECK_MATCHES(dtype, call.dbias.values(), plus(dbias, want.dbias),
+                    plus(absolute(dbias), want.dbias_terms));
     }
   }
 }
@@ -279,13 +305,17 @@ TEST_CASE("layernorm backward: the gradients of weight and bias keep their accur
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
-    const BackwardCall call = backward_call(*device, rng, {goat::test::reduced() ? 3000 : (name == "simt" ? 30000 : 262144), 8}, dtype);
+    const BackwardCall call = backward_call(
+        *device, rng, {goat::test::reduced() ? 3000 : (name == "simt" ? 30000 : 262144), 8}, dtype);
     const Values dweight = call.dweight.values(), dbias = call.dbias.values();
     device->run(call.op());
     const Gradients want =
-        backward_oracle(call.dout.values(), call.sum.values(), {{}, call.mean.values(), call.rstd.values(), {}}, call.weight.values());
-    CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight), plus(absolute(dweight), want.dweight_terms));
-    CHECK_MATCHES(dtype, call.dbias.values(), plus(dbias, want.dbias), plus(absolute(dbias), want.dbias_terms));
+        backward_oracle(call.dout.values(), call.sum.values(),
+                        {{}, call.mean.values(), call.rstd.values(), {}}, call.weight.values());
+    CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight),
+                  plus(absolute(dweight), want.dweight_terms));
+    CHECK_MATCHES(dtype, call.dbias.values(), plus(dbias, want.dbias),
+                  plus(absolute(dbias), want.dbias_terms));
   }
 }
 
@@ -296,12 +326,16 @@ TEST_CASE("layernorm: operands may start at any element") {
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const std::int64_t N = 5, C = 64;
-    const auto x = Operand::normal(*device, rng, {N * C + 1}, "x", 1, dtype), weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype),
+    const auto x = Operand::normal(*device, rng, {N * C + 1}, "x", 1, dtype),
+               weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype),
                bias = Operand::normal(*device, rng, {C}, "bias", 1, dtype);
     const goat::Tensor shifted = x.tensor().slice(0, 1, N * C).reshape({N, C});
-    const Operand out(*device, dtype, {N, C}, "out"), mean(*device, DType::f32, {N}, "mean"), rstd(*device, DType::f32, {N}, "rstd");
+    const Operand out(*device, dtype, {N, C}, "out"), mean(*device, DType::f32, {N}, "mean"),
+        rstd(*device, DType::f32, {N}, "rstd");
     device->run(LayerNormForward{out, mean, rstd, {}, shifted, {}, weight, bias});
-    CHECK_MATCHES(dtype, out.values(), forward_oracle(goat::test::values_of(*device, shifted), weight.values(), bias.values()).out);
+    CHECK_MATCHES(
+        dtype, out.values(),
+        forward_oracle(goat::test::values_of(*device, shifted), weight.values(), bias.values()).out);
   }
 }
 
@@ -318,9 +352,10 @@ TEST_CASE("layernorm: bitwise the same in any order of the threads") {
         const BackwardCall call = backward_call(*device, rng, shape, type);
         device->run(call.op());
         const Operand out(*device, type, {shape.rows, shape.width}, "out");
-        device->run(LayerNormForward{out, call.mean, call.rstd, call.sum, call.dout, call.sum, call.weight, call.dbias});
-        return concatenated({out.values(), call.sum.values(), call.mean.values(), call.rstd.values(), call.dsum.values(), call.dweight.values(),
-                             call.dbias.values()});
+        device->run(LayerNormForward{out, call.mean, call.rstd, call.sum, call.dout, call.sum, call.weight,
+                                     call.dbias});
+        return concatenated({out.values(), call.sum.values(), call.mean.values(), call.rstd.values(),
+                             call.dsum.values(), call.dweight.values(), call.dbias.values()});
       });
     }
   }

@@ -17,11 +17,14 @@ struct Oracle {
   Values terms;  // sums of the absolute values of the terms of `value`
 };
 
-std::size_t at(std::int64_t row, std::int64_t column, std::int64_t columns) { return static_cast<std::size_t>(row * columns + column); }
+std::size_t at(std::int64_t row, std::int64_t column, std::int64_t columns) {
+  return static_cast<std::size_t>(row * columns + column);
+}
 
 // start + the product of left(i, k) and right(k, j), [rows, columns].
 template <class Left, class Right>
-Oracle add_product(const Values& start, std::int64_t rows, std::int64_t columns, std::int64_t depth, Left left, Right right) {
+Oracle add_product(const Values& start, std::int64_t rows, std::int64_t columns, std::int64_t depth,
+                   Left left, Right right) {
   Oracle sum{start, start};
   for (std::int64_t i = 0; i < rows; ++i)
     for (std::int64_t j = 0; j < columns; ++j) {
@@ -44,23 +47,27 @@ Oracle forward(const Shape& s, const Values& x, const Values& weight, const Valu
   Values start(static_cast<std::size_t>(s.tokens * s.out), 0.0);
   for (std::size_t i = 0; i < start.size() && !bias.empty(); ++i) start[i] = bias[i % bias.size()];
   return add_product(
-      start, s.tokens, s.out, s.in, [&](auto n, auto i) { return x[at(n, i, s.in)]; }, [&](auto i, auto o) { return weight[at(o, i, s.in)]; });
+      start, s.tokens, s.out, s.in, [&](auto n, auto i) { return x[at(n, i, s.in)]; },
+      [&](auto i, auto o) { return weight[at(o, i, s.in)]; });
 }
 
 Oracle backward_input(const Shape& s, const Values& dout, const Values& weight) {
   return add_product(
-      Values(static_cast<std::size_t>(s.tokens * s.in), 0.0), s.tokens, s.in, s.out, [&](auto n, auto o) { return dout[at(n, o, s.out)]; },
+      Values(static_cast<std::size_t>(s.tokens * s.in), 0.0), s.tokens, s.in, s.out,
+      [&](auto n, auto o) { return dout[at(n, o, s.out)]; },
       [&](auto o, auto i) { return weight[at(o, i, s.in)]; });
 }
 
 Oracle backward_weight(const Shape& s, const Values& start, const Values& dout, const Values& x) {
   return add_product(
-      start, s.out, s.in, s.tokens, [&](auto o, auto n) { return dout[at(n, o, s.out)]; }, [&](auto n, auto i) { return x[at(n, i, s.in)]; });
+      start, s.out, s.in, s.tokens, [&](auto o, auto n) { return dout[at(n, o, s.out)]; },
+      [&](auto n, auto i) { return x[at(n, i, s.in)]; });
 }
 
 Oracle backward_bias(const Shape& s, const Values& start, const Values& dout) {
   return add_product(
-      start, 1, s.out, s.tokens, [](auto, auto) { return 1.0; }, [&](auto n, auto o) { return dout[at(n, o, s.out)]; });
+      start, 1, s.out, s.tokens, [](auto, auto) { return 1.0; },
+      [&](auto n, auto o) { return dout[at(n, o, s.out)]; });
 }
 
 // Every combination of odd sizes, and one of a model's.
@@ -73,11 +80,13 @@ std::vector<Shape> shapes() {
 }
 
 // out, dx, dweight and dbias, one after the other; the gradients start from zero.
-Values forward_and_backward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dout) {
+Values forward_and_backward(Device& device, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const Tensor& dout) {
   const DType dtype = x.dtype;
   const std::int64_t N = x.shape[0], I = x.shape[1], O = weight.shape[0];
   const Operand out(device, dtype, {N, O}, "out"), dx(device, dtype, {N, I}, "dx");
-  const auto dweight = Operand::zeros(device, {O, I}, "dweight", dtype), dbias = Operand::zeros(device, {O}, "dbias", dtype);
+  const auto dweight = Operand::zeros(device, {O, I}, "dweight", dtype),
+             dbias = Operand::zeros(device, {O}, "dbias", dtype);
   device.run(LinearForward{out, x, weight, bias});
   device.run(LinearBackwardInput{dx, dout, weight});
   device.run(LinearBackwardWeight{dweight, dbias, dout, x});
@@ -97,14 +106,17 @@ TEST_CASE("linear forward: matches float64 at odd shapes, with and without bias"
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
+                     << s.in << ", O " << s.out);
       const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype);
       const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype);
       const auto bias = Operand::normal(*device, rng, {s.out}, "bias", 1, dtype);
-      const Operand with(*device, dtype, {s.tokens, s.out}, "out"), without(*device, dtype, {s.tokens, s.out}, "out");
+      const Operand with(*device, dtype, {s.tokens, s.out}, "out"),
+          without(*device, dtype, {s.tokens, s.out}, "out");
       device->run(LinearForward{with, x, weight, bias});
       device->run(LinearForward{without, x, weight, {}});
-      const Oracle want_with = forward(s, x.values(), weight.values(), bias.values()), want_without = forward(s, x.values(), weight.values(), {});
+      const Oracle want_with = forward(s, x.values(), weight.values(), bias.values()),
+                   want_without = forward(s, x.values(), weight.values(), {});
       CHECK_MATCHES(dtype, with.values(), want_with.value, want_with.terms);
       CHECK_MATCHES(dtype, without.values(), want_without.value, want_without.terms);
     }
@@ -117,7 +129,8 @@ TEST_CASE("linear backward: the input's gradient matches float64 at odd shapes")
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
+                     << s.in << ", O " << s.out);
       const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
       const auto weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype);
       const Operand dx(*device, dtype, {s.tokens, s.in}, "dx");
@@ -134,7 +147,8 @@ TEST_CASE("linear backward: weight and bias gradients add to what is there and m
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     for (const Shape& s : shapes()) {
-      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I " << s.in << ", O " << s.out);
+      INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
+                     << s.in << ", O " << s.out);
       const auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
       const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype);
       const auto dweight = Operand::normal(*device, rng, {s.out, s.in}, "dweight", 3, dtype);
@@ -179,8 +193,10 @@ TEST_CASE("linear: the same bits in every order of the work") {
     const auto device = open_device(name);
     for (const std::int64_t O : {136, 77}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", O " << O);
-      const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype), weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
-                 bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype), dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
+      const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype),
+                 weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
+                 bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype),
+                 dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
       check_schedules(name, [&] { return forward_and_backward(*device, x, weight, bias, dout); });
     }
   }
@@ -193,10 +209,13 @@ TEST_CASE("linear: repeats bit for bit") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
-    const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype), weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
-               bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype), dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
+    const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype),
+               weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
+               bias = Operand::normal(*device, rng, {O}, "bias", 1, dtype),
+               dout = Operand::normal(*device, rng, {N, O}, "dout", 1, dtype);
     const Values first = forward_and_backward(*device, x, weight, bias, dout);
-    for (int repeat = 0; repeat < 2; ++repeat) CHECK(forward_and_backward(*device, x, weight, bias, dout) == first);
+    for (int repeat = 0; repeat < 2; ++repeat)
+      CHECK(forward_and_backward(*device, x, weight, bias, dout) == first);
   }
 }
 
@@ -217,13 +236,16 @@ TEST_CASE("linear: operands that do not start on 16 bytes match float64") {
                dout_memory = Operand::normal(*device, rng, {s.tokens * s.out + 1}, "dout", 1, dtype),
                dweight_memory = Operand::normal(*device, rng, {s.out * s.in + 1}, "dweight", 1, dtype),
                dbias_memory = Operand::normal(*device, rng, {s.out + 1}, "dbias", 1, dtype);
-    const Operand out_memory(*device, dtype, {s.tokens * s.out + 1}, "out"), dx_memory(*device, dtype, {s.tokens * s.in + 1}, "dx");
-    const Tensor x = shifted(x_memory, s.tokens, s.in), weight = shifted(weight_memory, s.out, s.in), bias = bias_memory.tensor().slice(0, 1, s.out),
-                 dout = shifted(dout_memory, s.tokens, s.out), dweight = shifted(dweight_memory, s.out, s.in),
+    const Operand out_memory(*device, dtype, {s.tokens * s.out + 1}, "out"),
+        dx_memory(*device, dtype, {s.tokens * s.in + 1}, "dx");
+    const Tensor x = shifted(x_memory, s.tokens, s.in), weight = shifted(weight_memory, s.out, s.in),
+                 bias = bias_memory.tensor().slice(0, 1, s.out), dout = shifted(dout_memory, s.tokens, s.out),
+                 dweight = shifted(dweight_memory, s.out, s.in),
                  dbias = dbias_memory.tensor().slice(0, 1, s.out), out = shifted(out_memory, s.tokens, s.out),
                  dx = shifted(dx_memory, s.tokens, s.in);
     const auto values = [&](const Tensor& view) { return values_of(*device, view); };
-    const Oracle want_out = forward(s, values(x), values(weight), values(bias)), want_dx = backward_input(s, values(dout), values(weight)),
+    const Oracle want_out = forward(s, values(x), values(weight), values(bias)),
+                 want_dx = backward_input(s, values(dout), values(weight)),
                  want_dweight = backward_weight(s, values(dweight), values(dout), values(x)),
                  want_dbias = backward_bias(s, values(dbias), values(dout));
     device->run(LinearForward{out, x, weight, bias});
@@ -233,7 +255,8 @@ TEST_CASE("linear: operands that do not start on 16 bytes match float64") {
     CHECK_MATCHES(dtype, values(dx), want_dx.value, want_dx.terms);
     CHECK_MATCHES(dtype, values(dweight), want_dweight.value, want_dweight.terms);
     CHECK_MATCHES(dtype, values(dbias), want_dbias.value, want_dbias.terms);
-    for (const Operand* memory : {&out_memory, &dx_memory, &dweight_memory, &dbias_memory}) memory->values();  // throws if the guards were touched
+    for (const Operand* memory : {&out_memory, &dx_memory, &dweight_memory, &dbias_memory})
+      memory->values();  // throws if the guards were touched
     CHECK(std::isnan(out_memory.values()[0]));
     CHECK(std::isnan(dx_memory.values()[0]));
   }
@@ -246,7 +269,8 @@ TEST_CASE("linear: without tokens the gradients stay as they are") {
     const auto device = open_device(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const Operand out(*device, dtype, {0, 8}, "out"), x(*device, dtype, {0, 3}, "x");
-    const auto weight = Operand::normal(*device, rng, {8, 3}, "weight", 1, dtype), bias = Operand::normal(*device, rng, {8}, "bias", 1, dtype);
+    const auto weight = Operand::normal(*device, rng, {8, 3}, "weight", 1, dtype),
+               bias = Operand::normal(*device, rng, {8}, "bias", 1, dtype);
     const Values before = weight.values(), bias_before = bias.values();
     device->run(LinearForward{out, x, weight, bias});
     device->run(LinearBackwardInput{x, out, weight});

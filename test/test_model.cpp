@@ -1,4 +1,5 @@
-// The whole model: gradients against central differences in float64, recomputation, micro-batches, reproducibility, parameter counts.
+// The whole model: gradients against central differences in float64, recomputation, micro-batches,
+// reproducibility, parameter counts.
 
 #include <cmath>
 #include <cstring>
@@ -42,7 +43,8 @@ Config tiny_config(const std::vector<std::string>& settings = {}) {
   return load_config("copy_mixture", all);
 }
 
-// A model with random parameters (also those that start at zero) on a device, and its stored values in double.
+// A model with random parameters (also those that start at zero) on a device, and its stored values in
+// double.
 struct TestModel {
   TestModel(const Config& config, Device& target, BatchShape shape, std::uint64_t seed) : device(target) {
     declare_parameters(config, parameters);
@@ -108,10 +110,11 @@ TEST_CASE("model: loss and every tensor's gradient match float64 central differe
       TestModel test(config, *device, shape, seed);
       test.parameters.zero_gradients(*device);
       test.model->forward_backward(*device, 1.0f / static_cast<float>(shape.tokens()));
-      CHECK(test.mean_loss() == Approx(goat::test::model_loss(config, test.values, test.inputs, test.targets)).epsilon(1e-5));
+      CHECK(test.mean_loss() ==
+            Approx(goat::test::model_loss(config, test.values, test.inputs, test.targets)).epsilon(1e-5));
 
-      // Some gradients are exactly zero but for rounding (a bias on all keys shifts whole rows of logits): noise is measured against the whole
-      // gradient.
+      // Some gradients are exactly zero but for rounding (a bias on all keys shifts whole rows of logits):
+      // noise is measured against the whole gradient.
       double squares = 0;
       for (const StoredTensor& tensor : test.parameters.stored())
         for (const double g : test.gradient(tensor)) squares += g * g;
@@ -224,9 +227,12 @@ TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
   const auto device = open_device("cpu");
   const std::vector<float> whole = losses_of_run(tiny_config({"train.micro_batch=4"}), *device, 5);
   for (const char* micro_batch : {"1", "2"}) {
-    const std::vector<float> split = losses_of_run(
-        tiny_config({std::string("train.micro_batch=") + micro_batch, "eval.batches=" + std::to_string(8 / std::stoi(micro_batch))}), *device, 5);
-    const std::vector<float> reference = losses_of_run(tiny_config({"train.micro_batch=4", "eval.batches=2"}), *device, 5);
+    const std::vector<float> split =
+        losses_of_run(tiny_config({std::string("train.micro_batch=") + micro_batch,
+                                   "eval.batches=" + std::to_string(8 / std::stoi(micro_batch))}),
+                      *device, 5);
+    const std::vector<float> reference =
+        losses_of_run(tiny_config({"train.micro_batch=4", "eval.batches=2"}), *device, 5);
     for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(reference[i]).epsilon(1e-5));
   }
 }
@@ -308,7 +314,9 @@ TEST_CASE("parameters: fineweb_1b's counts are the published ones") {
   CHECK(counts.full_projections == 1'233'383'424);
 }
 
-TEST_CASE("parameters: the same tensor starts the same in every variant, with the standard deviations of the specification") {
+TEST_CASE(
+    "parameters: the same tensor starts the same in every variant, with the standard deviations of the "
+    "specification") {
   const auto device = open_device("cpu");
   const auto initial = [&](const std::vector<std::string>& settings, const std::string& name) {
     const Config config = tiny_config(settings);
@@ -329,14 +337,16 @@ TEST_CASE("parameters: the same tensor starts the same in every variant, with th
     return std::sqrt(sum / static_cast<double>(values.size()));
   };
   CHECK(initial({}, "blocks.1.mlp.up.weight") == initial({"model.attention=none"}, "blocks.1.mlp.up.weight"));
-  const std::vector<std::string> wide = {"model.width=96", "model.ff_width=384", "prior.sink_init_scale=1e-3", "prior.sink_hidden=64"};
+  const std::vector<std::string> wide = {"model.width=96", "model.ff_width=384", "prior.sink_init_scale=1e-3",
+                                         "prior.sink_hidden=64"};
   CHECK(deviation(initial(wide, "blocks.0.mlp.up.weight")) == Approx(0.02).epsilon(0.02));
   CHECK(deviation(initial(wide, "blocks.0.attn.q.weight")) == Approx(0.02).epsilon(0.03));
   CHECK(deviation(initial(wide, "blocks.0.attn.prior.sink.w1")) == Approx(1e-3).epsilon(0.1));
   CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.alpha") == std::vector<float>(4, 0.0f));
   CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.slope") == std::vector<float>(2, 0.0f));
-  CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.slope") == std::vector<float>{0.0625f, 0.00390625f});
+  CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.slope") ==
+        std::vector<float>{0.0625f, 0.00390625f});
   CHECK(initial({"prior.init=alibi"}, "blocks.0.attn.prior.beta") == std::vector<float>(4, 0.0f));
-  CHECK(std::log1p(std::exp(initial({"prior.init=alibi", "prior.recency=softplus"}, "blocks.0.attn.prior.slope")[0])) ==
-        Approx(0.0625).epsilon(1e-6));
+  CHECK(std::log1p(std::exp(initial({"prior.init=alibi", "prior.recency=softplus"},
+                                    "blocks.0.attn.prior.slope")[0])) == Approx(0.0625).epsilon(1e-6));
 }

@@ -28,7 +28,9 @@ struct TemporaryFile {
 // Checks the preamble and returns the header's text without its padding; `values` receives what follows it.
 std::string header_of(const std::string& file, std::string& values) {
   REQUIRE(file.substr(0, 8) == std::string("\x93NUMPY\x01\x00", 8));
-  const auto byte = [&](std::size_t i) { return static_cast<std::size_t>(static_cast<unsigned char>(file.at(i))); };
+  const auto byte = [&](std::size_t i) {
+    return static_cast<std::size_t>(static_cast<unsigned char>(file.at(i)));
+  };
   const std::size_t end = 10 + byte(8) + 256 * byte(9);
   CHECK(end % 64 == 0);
   REQUIRE(file.at(end - 1) == '\n');
@@ -39,12 +41,14 @@ std::string header_of(const std::string& file, std::string& values) {
 
 }  // namespace
 
-TEST_CASE("npy: the file has the header of format 1.0, aligned to 64 bytes, and the values as they lie in memory") {
+TEST_CASE(
+    "npy: the file has the header of format 1.0, aligned to 64 bytes, and the values as they lie in memory") {
   const TemporaryFile file;
   std::string bytes;
   const std::vector<float> floats = {1.5f, -2, 3, 4, 5, 6};
   goat::write_npy(file.path, {2, 3}, floats);
-  CHECK(header_of(contents(file.path), bytes) == "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }");
+  CHECK(header_of(contents(file.path), bytes) ==
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }");
   REQUIRE(bytes.size() == 24);
   CHECK(std::memcmp(bytes.data(), floats.data(), 24) == 0);
 
@@ -57,11 +61,13 @@ TEST_CASE("npy: the file has the header of format 1.0, aligned to 64 bytes, and 
   goat::write_npy(file.path, {}, std::vector<double>{7});
   CHECK(header_of(contents(file.path), bytes) == "{'descr': '<f8', 'fortran_order': False, 'shape': (), }");
   goat::write_npy(file.path, {0, 4}, std::vector<float>{});
-  CHECK(header_of(contents(file.path), bytes) == "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4), }");
+  CHECK(header_of(contents(file.path), bytes) ==
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4), }");
   CHECK(bytes.empty());
 }
 
-TEST_CASE("npy: values that do not fill the shape, or a folder that is not there, are errors that leave no file") {
+TEST_CASE(
+    "npy: values that do not fill the shape, or a folder that is not there, are errors that leave no file") {
   const TemporaryFile file;
   CHECK_THROWS_AS(goat::write_npy(file.path, {2, 3}, std::vector<float>(5)), std::invalid_argument);
   CHECK_FALSE(fs::exists(file.path));

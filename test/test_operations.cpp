@@ -10,10 +10,18 @@ using namespace goat;
 namespace {
 double memory[1];
 
-Tensor f32(std::initializer_list<std::int64_t> shape, const char* name = "") { return Tensor::contiguous(memory, DType::f32, shape, name); }
-Tensor bf16(std::initializer_list<std::int64_t> shape) { return Tensor::contiguous(memory, DType::bf16, shape); }
-Tensor f64(std::initializer_list<std::int64_t> shape) { return Tensor::contiguous(memory, DType::f64, shape); }
-Tensor i32(std::initializer_list<std::int64_t> shape) { return Tensor::contiguous(memory, DType::i32, shape); }
+Tensor f32(std::initializer_list<std::int64_t> shape, const char* name = "") {
+  return Tensor::contiguous(memory, DType::f32, shape, name);
+}
+Tensor bf16(std::initializer_list<std::int64_t> shape) {
+  return Tensor::contiguous(memory, DType::bf16, shape);
+}
+Tensor f64(std::initializer_list<std::int64_t> shape) {
+  return Tensor::contiguous(memory, DType::f64, shape);
+}
+Tensor i32(std::initializer_list<std::int64_t> shape) {
+  return Tensor::contiguous(memory, DType::i32, shape);
+}
 
 // What the check says of op, "" if nothing.
 template <class Operation>
@@ -127,7 +135,9 @@ SinkBackward sink_backward() {
 }
 
 StepState state;
-AdamW adamw() { return {.state = &state, .param = f32({9}), .master = {}, .m = f32({9}), .v = f32({9}), .grad = f32({9})}; }
+AdamW adamw() {
+  return {.state = &state, .param = f32({9}), .master = {}, .m = f32({9}), .v = f32({9}), .grad = f32({9})};
+}
 }  // namespace
 
 TEST_CASE("operand checks: a message names operation, operand, shape, dtype and what was expected") {
@@ -135,7 +145,8 @@ TEST_CASE("operand checks: a message names operation, operand, shape, dtype and 
   op.weight = f32({3});
   CHECK(complaint(op) == "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)");
   op.weight = f32({3}, "blocks.0.ln1.weight");
-  CHECK(complaint(op) == "layernorm_forward: weight 'blocks.0.ln1.weight' [3] f32: expected shape [C] = [4] (C = 4 in x)");
+  CHECK(complaint(op) ==
+        "layernorm_forward: weight 'blocks.0.ln1.weight' [3] f32: expected shape [C] = [4] (C = 4 in x)");
   op.weight = f32({3}, "weight");
   CHECK(complaint(op) == "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)");
   op.weight = f32({4, 1});
@@ -155,7 +166,8 @@ TEST_CASE("operand checks: a message names operation, operand, shape, dtype and 
 TEST_CASE("operand checks: embedding") {
   const EmbeddingForward forward{.out = f32({6, 4}), .tokens = i32({6}), .table = f32({10, 4})};
   CHECK(complaint(forward) == "");
-  CHECK(complaint(forward, [](auto& op) { op.tokens = f32({6}); }) == "embedding_forward: tokens [6] f32: expected i32");
+  CHECK(complaint(forward, [](auto& op) { op.tokens = f32({6}); }) ==
+        "embedding_forward: tokens [6] f32: expected i32");
   CHECK(complaint(forward, [](auto& op) {
           op.out = f32({5, 4});
         }) == "embedding_forward: out [5, 4] f32: expected shape [N, C] = [6, 4] (N = 6 in tokens)");
@@ -171,40 +183,59 @@ TEST_CASE("operand checks: layernorm") {
   const LayerNormForward forward = layernorm_forward();
   CHECK(complaint(forward) == "");
   CHECK(complaint(forward, [](auto& op) { op.sum = op.residual = {}; }) == "");
-  CHECK(complaint(forward, [](auto& op) { op.sum = {}; }) == "layernorm_forward: residual is given without sum: give both or neither");
-  CHECK(complaint(forward, [](auto& op) { op.residual = {}; }) == "layernorm_forward: sum is given without residual: give both or neither");
-  CHECK(complaint(forward, [](auto& op) { op.eps = 0; }) == "layernorm_forward: eps = 0: expected a finite number above 0");
-  CHECK(complaint(LayerNormForward{f32({6, 0}), f32({6}), f32({6}), {}, f32({6, 0}), {}, f32({0}), f32({0})}) ==
-        "layernorm_forward: expected C >= 1 (C = 0 in x)");
+  CHECK(complaint(forward, [](auto& op) { op.sum = {}; }) ==
+        "layernorm_forward: residual is given without sum: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.residual = {}; }) ==
+        "layernorm_forward: sum is given without residual: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.eps = 0; }) ==
+        "layernorm_forward: eps = 0: expected a finite number above 0");
+  CHECK(
+      complaint(LayerNormForward{f32({6, 0}), f32({6}), f32({6}), {}, f32({6, 0}), {}, f32({0}), f32({0})}) ==
+      "layernorm_forward: expected C >= 1 (C = 0 in x)");
 
-  const LayerNormBackward backward{f32({6, 4}), f32({4}), f32({4}), f32({6, 4}), f32({6, 4}), f32({6}), f32({6}), f32({4})};
+  const LayerNormBackward backward{f32({6, 4}), f32({4}), f32({4}), f32({6, 4}),
+                                   f32({6, 4}), f32({6}), f32({6}), f32({4})};
   CHECK(complaint(backward) == "");
-  CHECK(complaint(backward, [](auto& op) { op.rstd = bf16({6}); }) == "layernorm_backward: rstd [6] bf16: expected f32");
-  CHECK(complaint(backward, [](auto& op) { op.dbias = f32({5}); }) == "layernorm_backward: dbias [5] f32: expected shape [C] = [4] (C = 4 in dout)");
+  CHECK(complaint(backward, [](auto& op) { op.rstd = bf16({6}); }) ==
+        "layernorm_backward: rstd [6] bf16: expected f32");
+  CHECK(complaint(backward, [](auto& op) { op.dbias = f32({5}); }) ==
+        "layernorm_backward: dbias [5] f32: expected shape [C] = [4] (C = 4 in dout)");
 }
 
 TEST_CASE("operand checks: rmsnorm") {
-  const RmsNormForward forward{
-      .out = f32({6, 4}), .rstd = f32({6}), .sum = f32({6, 4}), .x = f32({6, 4}), .residual = f32({6, 4}), .weight = f32({4})};
+  const RmsNormForward forward{.out = f32({6, 4}),
+                               .rstd = f32({6}),
+                               .sum = f32({6, 4}),
+                               .x = f32({6, 4}),
+                               .residual = f32({6, 4}),
+                               .weight = f32({4})};
   CHECK(complaint(forward) == "");
   CHECK(complaint(forward, [](auto& op) { op.sum = op.residual = {}; }) == "");
-  CHECK(complaint(forward, [](auto& op) { op.sum = {}; }) == "rmsnorm_forward: residual is given without sum: give both or neither");
-  CHECK(complaint(forward, [](auto& op) { op.residual = {}; }) == "rmsnorm_forward: sum is given without residual: give both or neither");
-  CHECK(complaint(forward, [](auto& op) { op.eps = -1; }) == "rmsnorm_forward: eps = -1: expected a finite number above 0");
-  CHECK(complaint(forward, [](auto& op) { op.weight = bf16({4}); }) == "rmsnorm_forward: weight [4] bf16: expected f32 like x");
-  CHECK(complaint(forward, [](auto& op) { op.rstd = f32({5}); }) == "rmsnorm_forward: rstd [5] f32: expected shape [N] = [6] (N = 6 in x)");
-  CHECK(complaint(RmsNormForward{f32({6, 0}), f32({6}), {}, f32({6, 0}), {}, f32({0})}) == "rmsnorm_forward: expected C >= 1 (C = 0 in x)");
+  CHECK(complaint(forward, [](auto& op) { op.sum = {}; }) ==
+        "rmsnorm_forward: residual is given without sum: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.residual = {}; }) ==
+        "rmsnorm_forward: sum is given without residual: give both or neither");
+  CHECK(complaint(forward, [](auto& op) { op.eps = -1; }) ==
+        "rmsnorm_forward: eps = -1: expected a finite number above 0");
+  CHECK(complaint(forward, [](auto& op) { op.weight = bf16({4}); }) ==
+        "rmsnorm_forward: weight [4] bf16: expected f32 like x");
+  CHECK(complaint(forward, [](auto& op) { op.rstd = f32({5}); }) ==
+        "rmsnorm_forward: rstd [5] f32: expected shape [N] = [6] (N = 6 in x)");
+  CHECK(complaint(RmsNormForward{f32({6, 0}), f32({6}), {}, f32({6, 0}), {}, f32({0})}) ==
+        "rmsnorm_forward: expected C >= 1 (C = 0 in x)");
 
   const RmsNormBackward backward{f32({6, 4}), f32({4}), f32({6, 4}), f32({6, 4}), f32({6}), f32({4})};
   CHECK(complaint(backward) == "");
-  CHECK(complaint(backward, [](auto& op) { op.rstd = bf16({6}); }) == "rmsnorm_backward: rstd [6] bf16: expected f32");
+  CHECK(complaint(backward, [](auto& op) { op.rstd = bf16({6}); }) ==
+        "rmsnorm_backward: rstd [6] bf16: expected f32");
   CHECK(complaint(backward, [](auto& op) { op.dweight = f32({5}); }) ==
         "rmsnorm_backward: dweight [5] f32: expected shape [C] = [4] (C = 4 in dout)");
   CHECK(complaint(backward, [](auto& op) { op.dsum = {}; }) == "rmsnorm_backward: dsum is missing");
 }
 
 TEST_CASE("operand checks: linear") {
-  const LinearForward forward{.out = bf16({6, 3}), .x = bf16({6, 4}), .weight = bf16({3, 4}), .bias = bf16({3})};
+  const LinearForward forward{
+      .out = bf16({6, 3}), .x = bf16({6, 4}), .weight = bf16({3, 4}), .bias = bf16({3})};
   CHECK(complaint(forward) == "");
   CHECK(complaint(forward, [](auto& op) { op.bias = {}; }) == "");
   CHECK(complaint(forward, [](auto& op) {
@@ -217,7 +248,8 @@ TEST_CASE("operand checks: linear") {
           op.dx = f32({6, 3});
         }) == "linear_backward_input: dx [6, 3] f32: expected shape [N, I] = [6, 4] (I = 4 in weight)");
 
-  const LinearBackwardWeight weight{.dweight = f32({3, 4}), .dbias = f32({3}), .dout = f32({6, 3}), .x = f32({6, 4})};
+  const LinearBackwardWeight weight{
+      .dweight = f32({3, 4}), .dbias = f32({3}), .dout = f32({6, 3}), .x = f32({6, 4})};
   CHECK(complaint(weight) == "");
   CHECK(complaint(weight, [](auto& op) {
           op.x = f32({7, 4});
@@ -226,9 +258,11 @@ TEST_CASE("operand checks: linear") {
 
 TEST_CASE("operand checks: gelu and softplus take any shape, but the same") {
   CHECK(complaint(GeluForward{f32({2, 3, 5}), f32({2, 3, 5})}) == "");
-  CHECK(complaint(GeluForward{f32({30}), f32({2, 3, 5})}) == "gelu_forward: out [30] f32: expected shape [2, 3, 5] like x");
+  CHECK(complaint(GeluForward{f32({30}), f32({2, 3, 5})}) ==
+        "gelu_forward: out [30] f32: expected shape [2, 3, 5] like x");
   CHECK(complaint(GeluBackward{f32({7}), f32({7}), f32({7})}) == "");
-  CHECK(complaint(GeluBackward{f32({7}), f32({8}), f32({7})}) == "gelu_backward: dout [8] f32: expected shape [7] like x");
+  CHECK(complaint(GeluBackward{f32({7}), f32({8}), f32({7})}) ==
+        "gelu_backward: dout [8] f32: expected shape [7] like x");
   CHECK(complaint(SoftplusForward{f32({3}), f32({3})}) == "");
   CHECK(complaint(SoftplusForward{f32({3}), bf16({3})}) == "softplus_forward: x [3] bf16: expected f32");
   CHECK(complaint(SoftplusBackward{f32({3}), f32({3}), f32({3})}) == "");
@@ -239,17 +273,23 @@ TEST_CASE("operand checks: swiglu takes the halves of one tensor") {
   const Tensor both = bf16({6, 8});
   const SwigluForward forward{.out = bf16({6, 4}), .gate = both.slice(1, 0, 4), .up = both.slice(1, 4, 4)};
   CHECK(complaint(forward) == "");
-  CHECK(complaint(forward, [&](auto& op) { op.out = both.slice(1, 0, 4); }) == "swiglu_forward: out [6, 4] bf16: expected a contiguous tensor");
+  CHECK(complaint(forward, [&](auto& op) { op.out = both.slice(1, 0, 4); }) ==
+        "swiglu_forward: out [6, 4] bf16: expected a contiguous tensor");
   CHECK(complaint(forward, [](auto& op) {
           op.up = bf16({6, 5});
         }) == "swiglu_forward: up [6, 5] bf16: expected shape [N, F] = [6, 4] (F = 4 in gate)");
-  CHECK(complaint(forward, [](auto& op) { op.up = f32({6, 4}); }) == "swiglu_forward: up [6, 4] f32: expected bf16 like gate");
+  CHECK(complaint(forward, [](auto& op) {
+          op.up = f32({6, 4});
+        }) == "swiglu_forward: up [6, 4] f32: expected bf16 like gate");
   CHECK(complaint(forward, [](auto& op) {
           op.gate = bf16({6, 4, 2}).select(2, 0);
         }) == "swiglu_forward: gate [6, 4] bf16: expected stride 1 in the last dimension, not 2");
 
-  const SwigluBackward backward{
-      .dgate = both.slice(1, 0, 4), .dup = both.slice(1, 4, 4), .dout = bf16({6, 4}), .gate = forward.gate, .up = forward.up};
+  const SwigluBackward backward{.dgate = both.slice(1, 0, 4),
+                                .dup = both.slice(1, 4, 4),
+                                .dout = bf16({6, 4}),
+                                .gate = forward.gate,
+                                .up = forward.up};
   CHECK(complaint(backward) == "");
   CHECK(complaint(backward, [](auto& op) { op.dup = {}; }) == "swiglu_backward: dup is missing");
   CHECK(complaint(backward, [](auto& op) {
@@ -272,27 +312,35 @@ TEST_CASE("operand checks: fourier table and sink") {
   const FourierTable table{.table = f32({T, R, 2}), .frequency = f64({R}), .positions = i32({T, 2})};
   CHECK(complaint(table) == "");
   CHECK(complaint(table, [](auto& op) { op.frequency = f32({R}); }) == "");
-  CHECK(complaint(table, [](auto& op) { op.frequency = bf16({R}); }) == "fourier_table: frequency [2] bf16: expected f32 or f64");
+  CHECK(complaint(table, [](auto& op) { op.frequency = bf16({R}); }) ==
+        "fourier_table: frequency [2] bf16: expected f32 or f64");
   CHECK(complaint(table, [](auto& op) {
           op.positions = i32({T, 3});
         }) == "fourier_table: expected 1 or 2 coordinates a position (A = 3 in positions)");
-  CHECK(complaint(table, [](auto& op) { op.table = f32({T, R, 3}); }) == "fourier_table: table [5, 2, 3] f32: expected shape [T, R, 2] = [5, 2, 2]");
+  CHECK(complaint(table, [](auto& op) {
+          op.table = f32({T, R, 3});
+        }) == "fourier_table: table [5, 2, 3] f32: expected shape [T, R, 2] = [5, 2, 2]");
 
-  const SinkFeatures features{.features = f32({T, 8}), .frequency = f64({3}), .positions = i32({T, 1}), .train_length = 16};
+  const SinkFeatures features{
+      .features = f32({T, 8}), .frequency = f64({3}), .positions = i32({T, 1}), .train_length = 16};
   CHECK(complaint(features) == "");
-  CHECK(complaint(features, [](auto& op) {
-          op.features = f32({T, 6});
-        }) == "sink_features: features [5, 6] f32: expected shape [T, 2M+2] = [5, 8] (2M+2 = 8 in frequency)");
-  CHECK(complaint(features, [](auto& op) { op.train_length = 0; }) == "sink_features: train_length = 0: expected at least 1 token");
+  CHECK(
+      complaint(features, [](auto& op) {
+        op.features = f32({T, 6});
+      }) == "sink_features: features [5, 6] f32: expected shape [T, 2M+2] = [5, 8] (2M+2 = 8 in frequency)");
+  CHECK(complaint(features, [](auto& op) { op.train_length = 0; }) ==
+        "sink_features: train_length = 0: expected at least 1 token");
 
-  const SinkForward forward{f32({H, T}), f32({T, 7}), f32({T, 6}), f32({7, 6}), f32({7}), f32({H, 7}), f32({H})};
+  const SinkForward forward{f32({H, T}), f32({T, 7}), f32({T, 6}), f32({7, 6}),
+                            f32({7}),    f32({H, 7}), f32({H})};
   CHECK(complaint(forward) == "");
   CHECK(complaint(forward, [](auto& op) {
           op.key_bias = f32({T, H});
         }) == "sink_forward: key_bias [5, 3] f32: expected shape [H, T] = [3, 5] (H = 3 in w2)");
 
   CHECK(complaint(sink_backward()) == "");
-  CHECK(complaint(sink_backward(), [](auto& op) { op.dkey_bias_sum = {}; }) == "sink_backward: dkey_bias_sum is missing");
+  CHECK(complaint(sink_backward(), [](auto& op) { op.dkey_bias_sum = {}; }) ==
+        "sink_backward: dkey_bias_sum is missing");
 }
 
 TEST_CASE("operand checks: prior lanes forward") {
@@ -301,12 +349,16 @@ TEST_CASE("operand checks: prior lanes forward") {
   CHECK(complaint(op, [](auto& o) { o.q = {}; }) == "");
   CHECK(complaint(op, [](auto& o) { o.q = o.k = {}; }) == "prior_lanes_forward: expected q or k or both");
   CHECK(complaint(op, [](auto& o) { o.content_dim = 11; }) ==
-        "prior_lanes_forward: content_dim = 11: expected 1 <= content_dim <= d_h - 2R - 2 (d_h = 16 in q, R = 2 in alpha)");
+        "prior_lanes_forward: content_dim = 11: expected 1 <= content_dim <= d_h - 2R - 2 (d_h = 16 in q, R "
+        "= 2 in alpha)");
   CHECK(complaint(op, [](auto& o) { o.first_position = 4; }) ==
-        "prior_lanes_forward: first_position = 4: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
+        "prior_lanes_forward: first_position = 4: expected 0 <= first_position <= T_max - T (T_max = 8 in "
+        "fourier, T = 5 in q)");
   CHECK(complaint(op, [](auto& o) { o.first_position = -1; }) ==
-        "prior_lanes_forward: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
-  CHECK(complaint(op, [](auto& o) { o.scale = -1; }) == "prior_lanes_forward: scale = -1: expected a finite number above 0");
+        "prior_lanes_forward: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in "
+        "fourier, T = 5 in q)");
+  CHECK(complaint(op, [](auto& o) { o.scale = -1; }) ==
+        "prior_lanes_forward: scale = -1: expected a finite number above 0");
 }
 
 TEST_CASE("operand checks: rope") {
@@ -314,29 +366,40 @@ TEST_CASE("operand checks: rope") {
   CHECK(complaint(rope(), [](auto& o) { o.q = {}; }) == "");
   CHECK(complaint(rope(), [](auto& o) { o.k = {}; }) == "");
   CHECK(complaint(rope(), [](auto& o) { o.q = o.k = {}; }) == "rope: expected q or k or both");
-  CHECK(complaint(rope(), [](auto& o) { o.k = bf16({B, T, H, d_h}); }) == "rope: k [2, 5, 3, 16] bf16: expected f32 like q");
+  CHECK(complaint(rope(), [](auto& o) {
+          o.k = bf16({B, T, H, d_h});
+        }) == "rope: k [2, 5, 3, 16] bf16: expected f32 like q");
   CHECK(complaint(rope(), [](auto& o) {
           o.k = f32({B, T, H, 14});
         }) == "rope: k [2, 5, 3, 14] f32: expected shape [B, T, H, d_h] = [2, 5, 3, 16] (d_h = 16 in q)");
   CHECK(complaint(rope(), [](auto& o) {
           o.q = f32({B, T, H, d_h, 2}).select(4, 0);
         }) == "rope: q [2, 5, 3, 16] f32: expected stride 1 in the last dimension, not 2");
-  CHECK(complaint(rope(), [](auto& o) { o.fourier = f32({8, 7, 2}); }) == "rope: expected d_h = 2 (d_h/2) (d_h = 16 in q, d_h/2 = 7 in fourier)");
+  CHECK(complaint(rope(), [](auto& o) {
+          o.fourier = f32({8, 7, 2});
+        }) == "rope: expected d_h = 2 (d_h/2) (d_h = 16 in q, d_h/2 = 7 in fourier)");
   CHECK(complaint(rope(), [](auto& o) { o.first_position = 4; }) ==
-        "rope: first_position = 4: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
+        "rope: first_position = 4: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in "
+        "q)");
   CHECK(complaint(rope(), [](auto& o) { o.first_position = -1; }) ==
-        "rope: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 in q)");
+        "rope: first_position = -1: expected 0 <= first_position <= T_max - T (T_max = 8 in fourier, T = 5 "
+        "in q)");
 }
 
 TEST_CASE("operand checks: prior lanes backward") {
   const PriorLanesBackward op = prior_lanes_backward();
   CHECK(complaint(op) == "");
   CHECK(complaint(op, [](auto& o) { o.dlambda = o.dslope = o.dfrequency = o.dk_lanes = {}; }) == "");
-  CHECK(complaint(op, [](auto& o) { o.dslope = {}; }) == "prior_lanes_backward: dlambda is given without dslope: give both or neither");
-  CHECK(complaint(op, [](auto& o) { o.dk_lanes = {}; }) == "prior_lanes_backward: dfrequency is given without dk_lanes: give both or neither");
-  CHECK(complaint(op, [](auto& o) {
-          o.dq_lanes = f32({B, H, T, 6});
-        }) == "prior_lanes_backward: dq_lanes [2, 3, 5, 6] f32: expected shape [B, H, T, 2R] = [2, 3, 5, 4] (2R = 4 in alpha)");
+  CHECK(complaint(op, [](auto& o) { o.dslope = {}; }) ==
+        "prior_lanes_backward: dlambda is given without dslope: give both or neither");
+  CHECK(complaint(op, [](auto& o) { o.dk_lanes = {}; }) ==
+        "prior_lanes_backward: dfrequency is given without dk_lanes: give both or neither");
+  CHECK(complaint(op,
+                  [](auto& o) {
+                    o.dq_lanes = f32({B, H, T, 6});
+                  }) ==
+        "prior_lanes_backward: dq_lanes [2, 3, 5, 6] f32: expected shape [B, H, T, 2R] = [2, 3, 5, 4] (2R = "
+        "4 in alpha)");
 }
 
 TEST_CASE("operand checks: attention forward") {
@@ -349,9 +412,12 @@ TEST_CASE("operand checks: attention forward") {
   CHECK(complaint(op, [](auto& o) {
           o.out = f32({B, T, 2 * H, d_h}).slice(2, 0, H);
         }) == "attention_forward: out [2, 5, 3, 16] f32: expected a contiguous tensor");
-  CHECK(complaint(op, [](auto& o) {
-          o.v = f32({B, T + 1, H, d_h});
-        }) == "attention_forward: v [2, 6, 3, 16] f32: expected shape [B, T_k, H, d_h] = [2, 5, 3, 16] (T_k = 5 in k)");
+  CHECK(complaint(op,
+                  [](auto& o) {
+                    o.v = f32({B, T + 1, H, d_h});
+                  }) ==
+        "attention_forward: v [2, 6, 3, 16] f32: expected shape [B, T_k, H, d_h] = [2, 5, 3, 16] (T_k = 5 in "
+        "k)");
   CHECK(complaint(op, [](auto& o) {
           o.k = o.v = f32({B, 4, H, d_h});
         }) == "attention_forward: expected T_q <= T_k in causal attention (T_q = 5 in q, T_k = 4 in k)");
@@ -363,7 +429,8 @@ TEST_CASE("operand checks: attention forward") {
           o.k = o.v = f32({B, 0, H, d_h});
           o.causal = false;
         }) == "attention_forward: expected T_k >= 1 (T_k = 0 in k)");
-  CHECK(complaint(op, [](auto& o) { o.scale = 0; }) == "attention_forward: scale = 0: expected a finite number above 0");
+  CHECK(complaint(op, [](auto& o) { o.scale = 0; }) ==
+        "attention_forward: scale = 0: expected a finite number above 0");
 }
 
 TEST_CASE("operand checks: attention backward") {
@@ -375,9 +442,11 @@ TEST_CASE("operand checks: attention backward") {
         }) == "");
   CHECK(complaint(op, [](auto& o) { o.delta = {}; }) == "attention_backward: delta is missing");
   CHECK(complaint(op, [](auto& o) { o.content_dim = 0; }) ==
-        "attention_backward: content_dim = 0: expected 1 <= content_dim <= d_h - 2R (d_h = 16 in q, 2R = 4 in dq_lanes)");
+        "attention_backward: content_dim = 0: expected 1 <= content_dim <= d_h - 2R (d_h = 16 in q, 2R = 4 "
+        "in dq_lanes)");
   CHECK(complaint(op, [](auto& o) { o.content_dim = 13; }) ==
-        "attention_backward: content_dim = 13: expected 1 <= content_dim <= d_h - 2R (d_h = 16 in q, 2R = 4 in dq_lanes)");
+        "attention_backward: content_dim = 13: expected 1 <= content_dim <= d_h - 2R (d_h = 16 in q, 2R = 4 "
+        "in dq_lanes)");
   CHECK(complaint(op, [](auto& o) {
           o.dq_lanes = o.dk_lanes = f32({B, H, T, 3});
         }) == "attention_backward: expected an even number of lanes (2R = 3 in dq_lanes)");
@@ -387,32 +456,46 @@ TEST_CASE("operand checks: attention backward") {
 }
 
 TEST_CASE("operand checks: cross entropy") {
-  const CrossEntropy op{.logits = f32({6, 64}), .losses = f32({6}), .targets = i32({6}), .weights = f32({6}), .weight = 1, .vocab = 50};
+  const CrossEntropy op{.logits = f32({6, 64}),
+                        .losses = f32({6}),
+                        .targets = i32({6}),
+                        .weights = f32({6}),
+                        .weight = 1,
+                        .vocab = 50};
   CHECK(complaint(op) == "");
   CHECK(complaint(op, [](auto& o) { o.weights = {}; }) == "");
-  CHECK(complaint(op, [](auto& o) { o.vocab = 70; }) == "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in logits)");
-  CHECK(complaint(op, [](auto& o) { o.vocab = 0; }) == "cross_entropy: vocab = 0: expected 1 <= vocab <= V_p (V_p = 64 in logits)");
-  CHECK(complaint(op, [](auto& o) { o.targets = i32({7}); }) == "cross_entropy: targets [7] i32: expected shape [N] = [6] (N = 6 in logits)");
+  CHECK(complaint(op, [](auto& o) { o.vocab = 70; }) ==
+        "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in logits)");
+  CHECK(complaint(op, [](auto& o) { o.vocab = 0; }) ==
+        "cross_entropy: vocab = 0: expected 1 <= vocab <= V_p (V_p = 64 in logits)");
+  CHECK(complaint(op, [](auto& o) { o.targets = i32({7}); }) ==
+        "cross_entropy: targets [7] i32: expected shape [N] = [6] (N = 6 in logits)");
 }
 
 TEST_CASE("operand checks: optimizer") {
   CHECK(complaint(AddLoss{&state, f32({6}), f32({6})}) == "");
   CHECK(complaint(AddLoss{nullptr, f32({6}), {}}) == "add_loss: state is missing");
-  CHECK(complaint(AddLoss{&state, f32({6}), f32({5})}) == "add_loss: weights [5] f32: expected shape [N] = [6] (N = 6 in losses)");
+  CHECK(complaint(AddLoss{&state, f32({6}), f32({5})}) ==
+        "add_loss: weights [5] f32: expected shape [N] = [6] (N = 6 in losses)");
 
   const Tensor good[] = {f32({3, 4}), bf16({5}), f32({0, 2})};
   const Tensor bad[] = {f32({3, 4}), i32({5})};
   CHECK(complaint(GradientNorm{&state, good, 1.0f}) == "");
-  CHECK(complaint(GradientNorm{&state, good, -1.0f}) == "gradient_norm: clip = -1: expected a finite number, 0 for no clipping");
-  CHECK(complaint(GradientNorm{&state, bad, 1.0f}) == "gradient_norm: grads[1] [5] i32: expected f32 or bf16");
+  CHECK(complaint(GradientNorm{&state, good, -1.0f}) ==
+        "gradient_norm: clip = -1: expected a finite number, 0 for no clipping");
+  CHECK(complaint(GradientNorm{&state, bad, 1.0f}) ==
+        "gradient_norm: grads[1] [5] i32: expected f32 or bf16");
 
   CHECK(complaint(adamw()) == "");
   CHECK(complaint(adamw(), [](AdamW& op) { op.param = bf16({9}); }) == "adamw: master is missing");
-  CHECK(complaint(adamw(), [](AdamW& op) { op.m = f32({8}); }) == "adamw: m [8] f32: expected shape [9] like param");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.m = f32({8}); }) ==
+        "adamw: m [8] f32: expected shape [9] like param");
   CHECK(complaint(adamw(), [](AdamW& op) { op.v = bf16({9}); }) == "adamw: v [9] bf16: expected f32");
   CHECK(complaint(adamw(), [](AdamW& op) { op.beta2 = 1; }) == "adamw: beta2 = 1: expected 0 <= beta2 < 1");
-  CHECK(complaint(adamw(), [](AdamW& op) { op.eps = 0; }) == "adamw: eps = 0: expected a finite number above 0");
-  CHECK(complaint(adamw(), [](AdamW& op) { op.weight_decay = -0.1f; }) == "adamw: weight_decay = -0.1: expected a finite number, 0 for none");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.eps = 0; }) ==
+        "adamw: eps = 0: expected a finite number above 0");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.weight_decay = -0.1f; }) ==
+        "adamw: weight_decay = -0.1: expected a finite number, 0 for none");
   CHECK(complaint(adamw(), [](AdamW& op) {
           op.param = bf16({9});
           op.master = f32({9});

@@ -29,7 +29,9 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 // A StepState in device memory.
 class State {
  public:
-  State(Device& device, const StepState& state) : device_(&device), buffer_(device, sizeof(StepState)) { set(state); }
+  State(Device& device, const StepState& state) : device_(&device), buffer_(device, sizeof(StepState)) {
+    set(state);
+  }
   void set(const StepState& state) { device_->upload(buffer_.data(), &state, sizeof state); }
   StepState get() const {
     StepState state;
@@ -56,7 +58,8 @@ StepState fresh_state() {
 }
 
 // The state after GradientNorm over one gradient.
-StepState after_norm(Device& device, const StepState& before, const Values& grad, float clip, DType dtype = DType::f32) {
+StepState after_norm(Device& device, const StepState& before, const Values& grad, float clip,
+                     DType dtype = DType::f32) {
   const State state(device, before);
   const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad", dtype);
   const Tensor grads[] = {operand};
@@ -77,13 +80,15 @@ Moments moments(const Values& weights) {
 }
 
 void adamw_oracle(Moments& a, const Values& grad, const StepState& state, const AdamW& op) {
-  const double beta1 = op.beta1, beta2 = op.beta2, t = static_cast<double>(state.updates), lr = state.learning_rate;
+  const double beta1 = op.beta1, beta2 = op.beta2, t = static_cast<double>(state.updates),
+               lr = state.learning_rate;
   for (std::size_t i = 0; i < grad.size(); ++i) {
     const double g = state.clip_scale * grad[i];
     a.m[i] = beta1 * a.m[i] + (1 - beta1) * g;
     a.m_terms[i] = beta1 * a.m_terms[i] + (1 - beta1) * std::abs(g);
     a.v[i] = beta2 * a.v[i] + (1 - beta2) * g * g;
-    const double per_m = 1 / (1 - std::pow(beta1, t)) / (std::sqrt(a.v[i] / (1 - std::pow(beta2, t))) + op.eps);
+    const double per_m =
+        1 / (1 - std::pow(beta1, t)) / (std::sqrt(a.v[i] / (1 - std::pow(beta2, t))) + op.eps);
     const double decay = op.weight_decay * a.weights[i];
     a.weights[i] -= lr * (a.m[i] * per_m + decay);
     a.weights_terms[i] += lr * (a.m_terms[i] * per_m + std::abs(decay));
@@ -109,15 +114,17 @@ std::vector<Storage> storages(DType dtype) {
   return {{bf16, bf16, true}, {bf16, f32, true}, {f32, bf16, false}, {f32, bf16, true}};
 }
 
-// What bf16 parameters become at update t of master weights that the update leaves as they are: gradient and decay are zero.
-Values rounded_by_adamw(Device& device, const Values& master_values, Rounding rounding, std::uint64_t seed, std::int64_t t) {
+// What bf16 parameters become at update t of master weights that the update leaves as they are: gradient and
+// decay are zero.
+Values rounded_by_adamw(Device& device, const Values& master_values, Rounding rounding, std::uint64_t seed,
+                        std::int64_t t) {
   const auto n = static_cast<std::int64_t>(master_values.size());
   StepState now = fresh_state();
   now.updates = t;
   const State state(device, now);
   const Operand param(device, DType::bf16, {n}, "param");
-  const auto master = Operand::of(device, master_values, {n}, "master"), m = Operand::zeros(device, {n}, "m"), v = Operand::zeros(device, {n}, "v"),
-             grad = Operand::zeros(device, {n}, "grad", DType::bf16);
+  const auto master = Operand::of(device, master_values, {n}, "master"), m = Operand::zeros(device, {n}, "m"),
+             v = Operand::zeros(device, {n}, "v"), grad = Operand::zeros(device, {n}, "grad", DType::bf16);
   AdamW op{state.pointer(), param, master, m, v, grad};
   op.rounding = rounding;
   op.seed = seed;
@@ -126,7 +133,8 @@ Values rounded_by_adamw(Device& device, const Values& master_values, Rounding ro
   const Values after = master.values();
   for (std::size_t i = 0; i < after.size(); ++i) {
     INFO("master weight " << i);
-    CHECK((after[i] == before[i] || (std::isnan(after[i]) && std::isnan(before[i]))));  // which NaN it is, a GPU does not keep
+    CHECK((after[i] == before[i] ||
+           (std::isnan(after[i]) && std::isnan(before[i]))));  // which NaN it is, a GPU does not keep
   }
   return param.values();
 }
@@ -154,7 +162,8 @@ TEST_CASE("add loss: adds the weighted sum of the losses to the step's loss") {
       for (const bool weighted : {false, true}) {
         INFO("N = " << n << (weighted ? ", weighted" : ""));
         const State state(*device, fresh_state());
-        const auto losses = Operand::normal(*device, rng, {n}, "losses"), weights = Operand::normal(*device, rng, {n}, "weights");
+        const auto losses = Operand::normal(*device, rng, {n}, "losses"),
+                   weights = Operand::normal(*device, rng, {n}, "weights");
         device->run(AddLoss{state.pointer(), losses, weighted ? weights.tensor() : Tensor{}, 0.125f});
         const Values loss = losses.values(), weight = weights.values();
         double want = fresh_state().loss, terms = want;
@@ -178,7 +187,8 @@ TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shape
     Rng rng(seed);
     const auto big = Operand::normal(*device, rng, {5, 3 * 16384 + 7}, "big", 1, dtype),
                small = Operand::normal(*device, rng, {1}, "small", 1, dtype);
-    const auto none = Operand::zeros(*device, {0, 4}, "none"), cube = Operand::normal(*device, rng, {3, 5, 7}, "cube", 100);
+    const auto none = Operand::zeros(*device, {0, 4}, "none"),
+               cube = Operand::normal(*device, rng, {3, 5, 7}, "cube", 100);
     const Tensor grads[] = {big, small, none, cube};
     const State state(*device, fresh_state());
     device->run(GradientNorm{state.pointer(), grads, 1.0f});
@@ -205,8 +215,10 @@ TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or
     CHECK(after_norm(*device, fresh_state(), {}, 1, dtype).grad_norm == 0);
     const auto rounded = [type = dtype](double value) { return goat::test::rounded_to(type, value); };
     // squares that overflow or underflow in float32
-    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1, dtype).grad_norm == Approx(std::hypot(rounded(3e25), rounded(4e25))));
-    CHECK(after_norm(*device, fresh_state(), {3e-25, 4e-25}, 1, dtype).grad_norm == Approx(std::hypot(rounded(3e-25), rounded(4e-25))).margin(0));
+    CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1, dtype).grad_norm ==
+          Approx(std::hypot(rounded(3e25), rounded(4e25))));
+    CHECK(after_norm(*device, fresh_state(), {3e-25, 4e-25}, 1, dtype).grad_norm ==
+          Approx(std::hypot(rounded(3e-25), rounded(4e-25))).margin(0));
     CHECK(after_norm(*device, fresh_state(), {3e25, 4e25}, 1, dtype).skip_update == 0);
   }
 }
@@ -219,10 +231,11 @@ TEST_CASE("gradient norm: a loss or gradient that is not finite skips the update
     StepState bad_loss = fresh_state();
     bad_loss.loss = std::nanf("");
     for (const float clip : {0.0f, 1.0f}) {
-      for (const StepState& got :
-           {after_norm(*device, fresh_state(), {1, std::nan("")}, clip, dtype), after_norm(*device, fresh_state(), {infinity, 1}, clip, dtype),
-            after_norm(*device, fresh_state(), {-infinity, infinity}, clip, dtype),
-            after_norm(*device, fresh_state(), {largest, largest}, clip, dtype), after_norm(*device, bad_loss, {1, 2}, clip, dtype)}) {
+      for (const StepState& got : {after_norm(*device, fresh_state(), {1, std::nan("")}, clip, dtype),
+                                   after_norm(*device, fresh_state(), {infinity, 1}, clip, dtype),
+                                   after_norm(*device, fresh_state(), {-infinity, infinity}, clip, dtype),
+                                   after_norm(*device, fresh_state(), {largest, largest}, clip, dtype),
+                                   after_norm(*device, bad_loss, {1, 2}, clip, dtype)}) {
         CHECK(got.skip_update == 1);
         CHECK(got.consecutive_skips == 1);
         CHECK(got.updates == 0);
@@ -248,7 +261,9 @@ TEST_CASE("gradient norm: skips in a row are counted, and an applied update ends
   }
 }
 
-TEST_CASE("gradient norm: many tensors, empty ones and ones that start anywhere in memory, count each element once") {
+TEST_CASE(
+    "gradient norm: many tensors, empty ones and ones that start anywhere in memory, count each element "
+    "once") {
   for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
@@ -260,7 +275,8 @@ TEST_CASE("gradient norm: many tensors, empty ones and ones that start anywhere 
       double squares = 0;
       for (std::size_t i = 0; i < count; ++i) {
         const auto n = static_cast<std::int64_t>(i % 7 == 3 ? 0 : i == 60 ? 70001 : rng() % 40);
-        operands.push_back(Operand::normal(*device, rng, {n + 1}, "grad", 1, i % 3 == 0 ? DType::f32 : dtype));
+        operands.push_back(
+            Operand::normal(*device, rng, {n + 1}, "grad", 1, i % 3 == 0 ? DType::f32 : dtype));
         grads.push_back(operands.back().tensor().slice(0, static_cast<std::int64_t>(i % 2), n));
         for (const double value : goat::test::values_of(*device, grads.back())) squares += value * value;
       }
@@ -282,13 +298,15 @@ TEST_CASE("gradient norm, loss and adamw: the same bits in every order of the wo
     Values wide(n);
     std::lognormal_distribution<double> lognormal(0, 5);
     for (double& value : wide) value = lognormal(rng);
-    const auto grad = Operand::of(*device, wide, {n}, "grad", dtype), losses = Operand::normal(*device, rng, {tokens}, "losses"),
+    const auto grad = Operand::of(*device, wide, {n}, "grad", dtype),
+               losses = Operand::normal(*device, rng, {tokens}, "losses"),
                weights = Operand::normal(*device, rng, {n}, "weights");
     const Values start = weights.values();
     const Tensor grads[] = {grad, losses};
     goat::test::check_schedules(name, [&, type = dtype] {
       const State state(*device, fresh_state());
-      const auto master = Operand::of(*device, start, {n}, "master"), m = Operand::zeros(*device, {n}, "m"), v = Operand::zeros(*device, {n}, "v");
+      const auto master = Operand::of(*device, start, {n}, "master"), m = Operand::zeros(*device, {n}, "m"),
+                 v = Operand::zeros(*device, {n}, "v");
       const Operand param(*device, type, {n}, "param");
       device->run(AddLoss{state.pointer(), losses, {}, 0.25f});
       device->run(GradientNorm{state.pointer(), grads, 1.0f});
@@ -313,14 +331,19 @@ TEST_CASE("adamw: matches float64 over several updates, however parameter, maste
     for (const std::int64_t n : {1, 7, 8, 16384 + 3}) {
       for (const Storage& kept : storages(dtype)) {
         const std::int64_t shift = n == 8 ? 1 : 0;  // elements off the alignment of vectors
-        INFO("device " << name << ", param " << name_of(kept.param) << ", grad " << name_of(kept.grad) << ", GOAT_TEST_SEED=" << seed);
+        INFO("device " << name << ", param " << name_of(kept.param) << ", grad " << name_of(kept.grad)
+                       << ", GOAT_TEST_SEED=" << seed);
         INFO("n = " << n << (kept.master ? ", with master weights" : ""));
         const auto view = [&](const Operand& memory) { return memory.tensor().slice(0, shift, n); };
-        const auto values = [&](const Operand& memory) { return goat::test::values_of(*device, view(memory)); };
-        const auto master = Operand::normal(*device, rng, {n + shift}, "master"), m = Operand::zeros(*device, {n + shift}, "m"),
+        const auto values = [&](const Operand& memory) {
+          return goat::test::values_of(*device, view(memory));
+        };
+        const auto master = Operand::normal(*device, rng, {n + shift}, "master"),
+                   m = Operand::zeros(*device, {n + shift}, "m"),
                    v = Operand::zeros(*device, {n + shift}, "v");
-        const auto param = kept.master ? Operand(*device, kept.param, {n + shift}, "param")
-                                       : Operand::of(*device, master.values(), {n + shift}, "param", kept.param);
+        const auto param = kept.master
+                               ? Operand(*device, kept.param, {n + shift}, "param")
+                               : Operand::of(*device, master.values(), {n + shift}, "param", kept.param);
         Moments want = moments(values(master));
         StepState now = fresh_state();
         for (int step = 0; step < 5; ++step) {
@@ -329,7 +352,8 @@ TEST_CASE("adamw: matches float64 over several updates, however parameter, maste
           now.clip_scale = step == 2 ? 0.3f : 1.0f;
           const State state(*device, now);
           const auto grad = Operand::normal(*device, rng, {n + shift}, "grad", 0.01, kept.grad);
-          AdamW op{state.pointer(), view(param), kept.master ? view(master) : Tensor{}, view(m), view(v), view(grad)};
+          AdamW op{state.pointer(), view(param), kept.master ? view(master) : Tensor{},
+                   view(m),         view(v),     view(grad)};
           op.weight_decay = kept.master ? 0.1f : 0.0f;
           device->run(op);
           adamw_oracle(want, values(grad), now, op);
@@ -338,13 +362,16 @@ TEST_CASE("adamw: matches float64 over several updates, however parameter, maste
         CHECK_FP32(values(v), want.v);
         CHECK_FP32(values(kept.master ? master : param), want.weights, want.weights_terms);
         if (kept.master) CHECK(values(param) == goat::test::rounded_to(kept.param, values(master)));
-        for (const Operand* memory : {&param, &master, &m, &v}) memory->values();  // throws if the guards were touched
+        for (const Operand* memory : {&param, &master, &m, &v})
+          memory->values();  // throws if the guards were touched
       }
     }
   }
 }
 
-TEST_CASE("adamw: bias correction stays exact after a million updates, and a first update moves by the learning rate") {
+TEST_CASE(
+    "adamw: bias correction stays exact after a million updates, and a first update moves by the learning "
+    "rate") {
   for (const std::string& name : goat::test::device_names()) {
     const auto device = goat::open_device(name);
     INFO("device " << name);
@@ -352,7 +379,8 @@ TEST_CASE("adamw: bias correction stays exact after a million updates, and a fir
       StepState now = fresh_state();
       now.updates = updates;
       const State state(*device, now);
-      const auto param = Operand::zeros(*device, {1}, "param"), m = Operand::zeros(*device, {1}, "m"), v = Operand::zeros(*device, {1}, "v");
+      const auto param = Operand::zeros(*device, {1}, "param"), m = Operand::zeros(*device, {1}, "m"),
+                 v = Operand::zeros(*device, {1}, "v");
       const auto grad = Operand::of(*device, {0.5}, {1}, "grad");
       const AdamW op{state.pointer(), param, {}, m, v, grad};
       Moments want = moments({0});
@@ -364,7 +392,8 @@ TEST_CASE("adamw: bias correction stays exact after a million updates, and a fir
   }
 }
 
-TEST_CASE("gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
+TEST_CASE(
+    "gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
   for (const auto& [name, dtype_] : goat::test::variants()) {
     const DType dtype = dtype_;  // for the lambdas
     const auto device = goat::open_device(name);
@@ -395,8 +424,8 @@ TEST_CASE("adamw: a skipped update leaves every bit as it was") {
     INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     const std::int64_t n = 1000;
-    const auto master = Operand::normal(*device, rng, {n}, "master"), m = Operand::normal(*device, rng, {n}, "m"),
-               v = Operand::normal(*device, rng, {n}, "v");
+    const auto master = Operand::normal(*device, rng, {n}, "master"),
+               m = Operand::normal(*device, rng, {n}, "m"), v = Operand::normal(*device, rng, {n}, "v");
     const Operand param(*device, dtype, {n}, "param");  // poisoned: NaN must survive as well
     auto grad = Operand::normal(*device, rng, {n}, "grad", 1, dtype);
     Values gradient = grad.values();
@@ -414,12 +443,14 @@ TEST_CASE("adamw: a skipped update leaves every bit as it was") {
     device->run(op);
 
     std::size_t at = 0;
-    for (const Operand* operand : {&param, &master, &m, &v}) CHECK(bytes_of(*device, *operand) == before[at++]);
+    for (const Operand* operand : {&param, &master, &m, &v})
+      CHECK(bytes_of(*device, *operand) == before[at++]);
   }
 }
 
 // Per element: sum over updates of (parameter - master) in units of its standard deviation.
-TEST_CASE("adamw: stochastic rounding goes to one of the two neighbours, and to the master weight in the mean") {
+TEST_CASE(
+    "adamw: stochastic rounding goes to one of the two neighbours, and to the master weight in the mean") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
@@ -436,8 +467,10 @@ TEST_CASE("adamw: stochastic rounding goes to one of the two neighbours, and to 
       double previous = 0;
       for (std::size_t i = 0; i < master.size(); ++i) {
         const auto [inner, outer] = bf16_neighbours(master[i]);
-        if (param[i] != inner && param[i] != outer) FAIL("element " << i << ": " << param[i] << " is not beside " << master[i]);
-        const double p = (master[i] - inner) / (outer - inner), deviation = std::abs(outer - inner) * std::sqrt(p * (1 - p));
+        if (param[i] != inner && param[i] != outer)
+          FAIL("element " << i << ": " << param[i] << " is not beside " << master[i]);
+        const double p = (master[i] - inner) / (outer - inner),
+                     deviation = std::abs(outer - inner) * std::sqrt(p * (1 - p));
         const double z = deviation > 0 ? (param[i] - master[i]) / deviation : 0;
         sums[i] += z;
         total += z;
@@ -467,9 +500,10 @@ TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of se
       for (const std::int64_t t : {std::int64_t{1}, std::int64_t{1} << 33}) {
         Values want;
         for (std::size_t i = 0; i < master.size(); ++i) {
-          const auto word =
-              goat::philox4x32({static_cast<std::uint32_t>(i / 4), 0, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(t >> 32)},
-                               {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[i % 4];
+          const auto word = goat::philox4x32(
+              {static_cast<std::uint32_t>(i / 4), 0, static_cast<std::uint32_t>(t),
+               static_cast<std::uint32_t>(t >> 32)},
+              {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[i % 4];
           const auto [inner, outer] = bf16_neighbours(master[i]);
           const double cut = (master[i] - inner) / (outer - inner) * 0x1p16;
           want.push_back(cut + (word >> 16) >= 0x1p16 ? outer : inner);
@@ -478,7 +512,9 @@ TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of se
       }
     }
     const Values master = Operand::normal(*device, rng, {1000}, "master").values();
-    const auto round = [&](std::uint64_t key, std::int64_t t) { return rounded_by_adamw(*device, master, Rounding::stochastic, key, t); };
+    const auto round = [&](std::uint64_t key, std::int64_t t) {
+      return rounded_by_adamw(*device, master, Rounding::stochastic, key, t);
+    };
     const Values first = round(seed, 5);
     CHECK(round(seed, 5) == first);
     CHECK(round(seed, 6) != first);
@@ -487,7 +523,9 @@ TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of se
   }
 }
 
-TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, and makes no infinity of what rounds to a number") {
+TEST_CASE(
+    "adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, and makes no infinity of what rounds "
+    "to a number") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = goat::open_device(name);
     INFO("device " << name);
@@ -497,7 +535,8 @@ TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, an
       const Values got = rounded_by_adamw(*device, exact, Rounding::stochastic, 1, t);
       CHECK(got == exact);
       CHECK(std::signbit(got[1]));
-      const Values edge = rounded_by_adamw(*device, {nan, 0x1.FEFEp127, -0x1.FEFEp127, -nan}, Rounding::stochastic, 1, t);
+      const Values edge =
+          rounded_by_adamw(*device, {nan, 0x1.FEFEp127, -0x1.FEFEp127, -nan}, Rounding::stochastic, 1, t);
       CHECK(std::isnan(edge[0]));
       CHECK(edge[1] == largest);
       CHECK(edge[2] == -largest);
@@ -509,8 +548,9 @@ TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, an
     now.learning_rate = 3e38f;
     const State state(*device, now);
     const Operand param(*device, DType::bf16, {2}, "param");
-    const auto master = Operand::of(*device, {1e38, -1e38}, {2}, "master"), m = Operand::zeros(*device, {2}, "m"),
-               v = Operand::zeros(*device, {2}, "v"), grad = Operand::of(*device, {-1, 1}, {2}, "grad");
+    const auto master = Operand::of(*device, {1e38, -1e38}, {2}, "master"),
+               m = Operand::zeros(*device, {2}, "m"), v = Operand::zeros(*device, {2}, "v"),
+               grad = Operand::of(*device, {-1, 1}, {2}, "grad");
     AdamW op{state.pointer(), param, master, m, v, grad};
     op.rounding = Rounding::stochastic;
     device->run(op);
@@ -518,9 +558,9 @@ TEST_CASE("adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, an
   }
 }
 
-// The gradient of |w - 20|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers between 4 and 8, which are 0.03 apart. All
-// weights start at least 12 below the minimum: near it the rounding of a parameter is as large as its gradient, and the two runs part for good
-// reason.
+// The gradient of |w - 20|^2 / 2, taken at the bf16 parameters. Steps of 0.02 are lost on bf16 numbers
+// between 4 and 8, which are 0.03 apart. All weights start at least 12 below the minimum: near it the
+// rounding of a parameter is as large as its gradient, and the two runs part for good reason.
 TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = goat::open_device(name);
@@ -531,7 +571,8 @@ TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
     Values start(n);
     for (double& value : start) value = up_to_8(rng);
     const auto run = [&](DType dtype, Rounding rounding) {
-      const auto master = Operand::of(*device, start, {n}, "master"), param = Operand::of(*device, start, {n}, "param", dtype),
+      const auto master = Operand::of(*device, start, {n}, "master"),
+                 param = Operand::of(*device, start, {n}, "param", dtype),
                  m = Operand::zeros(*device, {n}, "m"), v = Operand::zeros(*device, {n}, "v");
       StepState now = fresh_state();
       now.learning_rate = 0.02f;
@@ -549,7 +590,8 @@ TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
     };
     const Values want = run(DType::f32, Rounding::nearest);
     for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic}) {
-      INFO("device " << name << (rounding == Rounding::nearest ? ", nearest" : ", stochastic") << ", GOAT_TEST_SEED=" << seed);
+      INFO("device " << name << (rounding == Rounding::nearest ? ", nearest" : ", stochastic")
+                     << ", GOAT_TEST_SEED=" << seed);
       const Values got = run(DType::bf16, rounding);
       double worst = 0, moved = 0;
       for (std::size_t i = 0; i < got.size(); ++i) {

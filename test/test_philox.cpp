@@ -32,7 +32,8 @@ bool is_bijection(std::vector<std::uint64_t> order) {
 TEST_CASE("philox: matches the known answers of Random123") {
   constexpr std::uint32_t ones = 0xffffffffu;
   CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-  CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) == PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
+        PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
   CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
         PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
@@ -41,8 +42,13 @@ TEST_CASE("philox: every part of seed, stream, item and block selects other word
   const std::uint64_t high = std::uint64_t{1} << 40;
   const auto stream = RandomStream::copy_mixture;
   const std::set<PhiloxBlock> blocks = {
-      philox(1, stream, 1, 1),        philox(2, stream, 1, 1), philox(1 + high, stream, 1, 1),         philox(1, stream, 2, 1),
-      philox(1, stream, 1 + high, 1), philox(1, stream, 1, 2), philox(1, RandomStream::shuffle, 1, 1),
+      philox(1, stream, 1, 1),
+      philox(2, stream, 1, 1),
+      philox(1 + high, stream, 1, 1),
+      philox(1, stream, 2, 1),
+      philox(1, stream, 1 + high, 1),
+      philox(1, stream, 1, 2),
+      philox(1, RandomStream::shuffle, 1, 1),
   };
   CHECK(blocks.size() == 7);
 }
@@ -118,7 +124,8 @@ TEST_CASE("permutation: every order of three is as likely as another, and each i
     ++orders[9 * order[0] + 3 * order[1] + order[2]];
   }
   const double six_sigma = 6 * std::sqrt(epochs * (1 / 6.0) * (5 / 6.0));
-  for (const int code : {5, 7, 11, 15, 19, 21}) CHECK(orders[static_cast<std::size_t>(code)] == Approx(epochs / 6.0).margin(six_sigma));
+  for (const int code : {5, 7, 11, 15, 19, 21})
+    CHECK(orders[static_cast<std::size_t>(code)] == Approx(epochs / 6.0).margin(six_sigma));
 
   // chi-square of (index, image) over many epochs at n = 37, which is no power of two
   const int n = 37;
@@ -126,7 +133,8 @@ TEST_CASE("permutation: every order of three is as likely as another, and each i
   std::vector<int> counts(n * n, 0);
   for (int epoch = 0; epoch < draws; ++epoch) {
     const auto order = order_of(n, seed, static_cast<std::uint64_t>(epoch));
-    for (int i = 0; i < n; ++i) ++counts[static_cast<std::size_t>(i * n) + order[static_cast<std::size_t>(i)]];
+    for (int i = 0; i < n; ++i)
+      ++counts[static_cast<std::size_t>(i * n) + order[static_cast<std::size_t>(i)]];
   }
   const double expected = static_cast<double>(draws) / n;
   double chi_square = 0;

@@ -1,4 +1,5 @@
-// The prior's operations against the float64 oracle: Fourier table, positional lanes, gradients of the parameters, softplus.
+// The prior's operations against the float64 oracle: Fourier table, positional lanes, gradients of the
+// parameters, softplus.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -37,20 +38,28 @@ std::vector<double> fourier_table(const std::vector<double>& frequency, const Po
 }
 
 // One HeadPrior a head from alpha [H, R] and beta [H, R].
-std::vector<HeadPrior> heads_of(const Operand& alpha, const Operand& beta, const std::vector<double>& frequency) {
+std::vector<HeadPrior> heads_of(const Operand& alpha, const Operand& beta,
+                                const std::vector<double>& frequency) {
   const std::vector<double> a = alpha.values(), b = beta.values();
   const auto modes = static_cast<std::ptrdiff_t>(frequency.size());
   std::vector<HeadPrior> heads;
   for (std::int64_t h = 0; h < alpha.tensor().shape[0]; ++h)
-    heads.push_back({{a.begin() + h * modes, a.begin() + (h + 1) * modes}, {b.begin() + h * modes, b.begin() + (h + 1) * modes}, frequency, 0, {}});
+    heads.push_back({{a.begin() + h * modes, a.begin() + (h + 1) * modes},
+                     {b.begin() + h * modes, b.begin() + (h + 1) * modes},
+                     frequency,
+                     0,
+                     {}});
   return heads;
 }
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------------------------ Fourier table
+// -------------------------------------------------------------------------------------------- Fourier table
 
-TEST_CASE("fourier table: within 2^-24 of float64 up to position 32767, in one and two dimensions, for f64 and f32 frequencies", "[prior]") {
+TEST_CASE(
+    "fourier table: within 2^-24 of float64 up to position 32767, in one and two dimensions, for f64 and f32 "
+    "frequencies",
+    "[prior]") {
   std::vector<Positions> layouts;
   for (const std::int64_t rows : {1, 2, 65, 129}) layouts.push_back(Positions::sequence(0, rows));
   layouts.push_back(Positions::sequence(32768 - 129, 129));
@@ -62,19 +71,22 @@ TEST_CASE("fourier table: within 2^-24 of float64 up to position 32767, in one a
       for (const std::int64_t modes : {1, 2, 3, 8})
         for (const DType dtype : {DType::f64, DType::f32}) {
           const auto device = open_device(name);
-          INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", R = " << modes << ", " << name_of(dtype));
-          const Operand frequency = Operand::of(*device, fourier_frequencies(modes, 10000), {modes}, "frequency", dtype);
+          INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", R = " << modes << ", "
+                    << name_of(dtype));
+          const Operand frequency =
+              Operand::of(*device, fourier_frequencies(modes, 10000), {modes}, "frequency", dtype);
           const Operand table(*device, DType::f32, {positions.rows(), modes, 2}, "table");
           device->run(FourierTable{table, frequency, positions_operand(*device, positions)});
 
           const std::vector<double> got = table.values(), want = fourier_table(frequency.values(), positions);
           double worst = 0;
-          for (std::size_t i = 0; i < want.size(); ++i) worst = std::isfinite(got[i]) ? std::max(worst, std::abs(got[i] - want[i])) : INFINITY;
+          for (std::size_t i = 0; i < want.size(); ++i)
+            worst = std::isfinite(got[i]) ? std::max(worst, std::abs(got[i] - want[i])) : INFINITY;
           CHECK(worst <= 0x1p-24);
         }
 }
 
-// -------------------------------------------------------------------------------------------------------------------- lanes
+// ---------------------------------------------------------------------------------------------------- lanes
 
 namespace {
 struct LaneShape {
@@ -84,11 +96,13 @@ struct LaneShape {
   std::int64_t table_rows() const { return first_position + rows + 3; }
 };
 // also lane dimensions and row lengths that are odd, no modes, and more lanes a row than a block has threads
-const std::vector<LaneShape> lane_shapes = {{1, 1, 1, 1, 4, 0},    {1, 2, 3, 2, 6, 0},     {3, 65, 3, 2, 6, 5},
-                                            {1, 129, 1, 8, 18, 0}, {3, 129, 3, 2, 11, 17}, {1, 1, 3, 4, 12, 1000},
-                                            {2, 5, 3, 2, 6, 3, 7}, {2, 3, 3, 0, 2, 1},     {1, 2, 60, 2, 6, 0}};
+const std::vector<LaneShape> lane_shapes = {
+    {1, 1, 1, 1, 4, 0},    {1, 2, 3, 2, 6, 0},     {3, 65, 3, 2, 6, 5},
+    {1, 129, 1, 8, 18, 0}, {3, 129, 3, 2, 11, 17}, {1, 1, 3, 4, 12, 1000},
+    {2, 5, 3, 2, 6, 3, 7}, {2, 3, 3, 0, 2, 1},     {1, 2, 60, 2, 6, 0}};
 
-// A packed [B, T, 3, H, d_h] activation with random content and poisoned lanes of q and k, and what PriorLanesForward needs besides.
+// A packed [B, T, 3, H, d_h] activation with random content and poisoned lanes of q and k, and what
+// PriorLanesForward needs besides.
 struct LanesFixture {
   LaneShape shape;
   float scale;
@@ -105,19 +119,32 @@ struct LanesFixture {
         alpha(Operand::normal(device, rng, {s.heads, s.modes}, "alpha")),
         beta(Operand::normal(device, rng, {s.heads, s.modes}, "beta")),
         key_bias(Operand::normal(device, rng, {s.heads, s.table_rows()}, "key_bias", 3)),
-        fourier(Operand::of(device, fourier_table(frequency, positions), {s.table_rows(), s.modes, 2}, "fourier")) {
+        fourier(Operand::of(device, fourier_table(frequency, positions), {s.table_rows(), s.modes, 2},
+                            "fourier")) {
     std::vector<double> values = qkv.values();
     for (std::size_t i = 0; i < values.size(); ++i)
       if (is_lane(i)) values[i] = poison;
     qkv.set(values);
   }
 
-  std::size_t part(std::size_t i) const { return i / static_cast<std::size_t>(shape.heads * shape.head_dim()) % 3; }  // 0, 1, 2: q, k, v
-  std::int64_t lane(std::size_t i) const { return static_cast<std::int64_t>(i) % shape.head_dim() - shape.content; }
+  std::size_t part(std::size_t i) const {
+    return i / static_cast<std::size_t>(shape.heads * shape.head_dim()) % 3;
+  }  // 0, 1, 2: q, k, v
+  std::int64_t lane(std::size_t i) const {
+    return static_cast<std::int64_t>(i) % shape.head_dim() - shape.content;
+  }
   bool is_lane(std::size_t i) const { return part(i) < 2 && lane(i) >= 0; }
 
   PriorLanesForward operation() const {
-    return {qkv.tensor().select(2, 0), qkv.tensor().select(2, 1), alpha, beta, key_bias, fourier, shape.content, shape.first_position, scale};
+    return {qkv.tensor().select(2, 0),
+            qkv.tensor().select(2, 1),
+            alpha,
+            beta,
+            key_bias,
+            fourier,
+            shape.content,
+            shape.first_position,
+            scale};
   }
 };
 
@@ -133,7 +160,8 @@ LanesOracle lanes_oracle(const LanesFixture& fixture) {
   for (std::int64_t b = 0; b < s.batch; ++b)
     for (std::int64_t t = s.first_position; t < s.first_position + s.rows; ++t)
       for (std::int64_t h = 0; h < s.heads; ++h) {
-        for (const double a : query_vector(heads[h], fixture.positions, t)) oracle.query_modes.push_back(a / fixture.scale);
+        for (const double a : query_vector(heads[h], fixture.positions, t))
+          oracle.query_modes.push_back(a / fixture.scale);
         for (const double c : key_vector(heads[h], fixture.positions, t)) oracle.key_modes.push_back(c);
         oracle.key_bias.push_back(bias[h * s.table_rows() + t] / (fixture.scale * unit));
       }
@@ -141,14 +169,16 @@ LanesOracle lanes_oracle(const LanesFixture& fixture) {
 }
 }  // namespace
 
-TEST_CASE("prior lanes forward: lanes match float64, content and values stay as they were bit for bit", "[prior]") {
+TEST_CASE("prior lanes forward: lanes match float64, content and values stay as they were bit for bit",
+          "[prior]") {
   for (const auto& [name, dtype] : variants())
     for (const LaneShape& shape : lane_shapes) {
       const auto device = open_device(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
-      INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", B T H R d_p first = " << shape.batch << " " << shape.rows << " " << shape.heads
-                << " " << shape.modes << " " << shape.lane_dim << " " << shape.first_position << ", d_c = " << shape.content);
+      INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", B T H R d_p first = " << shape.batch
+                << " " << shape.rows << " " << shape.heads << " " << shape.modes << " " << shape.lane_dim
+                << " " << shape.first_position << ", d_c = " << shape.content);
       const LanesFixture fixture(*device, rng, shape, dtype);
       const std::vector<double> before = fixture.qkv.values();
       device->run(fixture.operation());
@@ -178,13 +208,18 @@ TEST_CASE("prior lanes forward: lanes match float64, content and values stay as 
       CHECK_MATCHES(dtype, query_modes, oracle.query_modes);
       CHECK_MATCHES(dtype, key_modes, oracle.key_modes);
       if (dtype == DType::f32) CHECK_FP32(key_bias, oracle.key_bias);
-      double worst = 0;  // two bf16 carry 16 bits and a sign; the fp32 value that they split has two roundings of its own
-      for (std::size_t i = 0; i < key_bias.size(); ++i) worst = std::max(worst, std::abs(key_bias[i] / oracle.key_bias[i] - 1));
+      double worst = 0;  // two bf16 carry 16 bits and a sign; the fp32 value that they split has two
+                         // roundings of its own
+      for (std::size_t i = 0; i < key_bias.size(); ++i)
+        worst = std::max(worst, std::abs(key_bias[i] / oracle.key_bias[i] - 1));
       CHECK(worst <= 0x1p-17 + 0x1p-23);
     }
 }
 
-TEST_CASE("prior lanes forward: every lane is the fp32 value rounded once, the key bias split into hi and what hi leaves", "[prior]") {
+TEST_CASE(
+    "prior lanes forward: every lane is the fp32 value rounded once, the key bias split into hi and what hi "
+    "leaves",
+    "[prior]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
@@ -193,14 +228,16 @@ TEST_CASE("prior lanes forward: every lane is the fp32 value rounded once, the k
     const LaneShape shape{2, 65, 3, 2, 8, 4};
     const LanesFixture fixture(*device, rng, shape, dtype);
     device->run(fixture.operation());
-    const std::vector<double> k = values_of(*device, fixture.qkv.tensor().select(2, 1)), bias = fixture.key_bias.values(),
-                              table = fixture.fourier.values();
+    const std::vector<double> k = values_of(*device, fixture.qkv.tensor().select(2, 1)),
+                              bias = fixture.key_bias.values(), table = fixture.fourier.values();
     std::size_t wrong = 0, at = static_cast<std::size_t>(shape.content);
     for (std::int64_t b = 0; b < shape.batch; ++b)
       for (std::int64_t t = shape.first_position; t < shape.first_position + shape.rows; ++t)
         for (std::int64_t h = 0; h < shape.heads; ++h, at += static_cast<std::size_t>(shape.head_dim())) {
-          for (std::int64_t lane = 0; lane < 2 * shape.modes; ++lane) wrong += k[at + lane] != rounded_to(dtype, table[t * 2 * shape.modes + lane]);
-          const float x = static_cast<float>(bias[h * shape.table_rows() + t]) / (fixture.scale * PriorLanesForward::key_bias_unit);
+          for (std::int64_t lane = 0; lane < 2 * shape.modes; ++lane)
+            wrong += k[at + lane] != rounded_to(dtype, table[t * 2 * shape.modes + lane]);
+          const float x = static_cast<float>(bias[h * shape.table_rows() + t]) /
+                          (fixture.scale * PriorLanesForward::key_bias_unit);
           const double high = rounded_to(dtype, x);
           wrong += k[at + 2 * shape.modes] != high;
           wrong += k[at + 2 * shape.modes + 1] != rounded_to(dtype, x - high);
@@ -253,13 +290,14 @@ TEST_CASE("fourier table and prior lanes forward: the same bits in any order of 
       fixture.qkv.set(poisoned);
       device->run(FourierTable{fixture.fourier, frequency, positions});
       device->run(fixture.operation());
-      const Tensor lanes = fixture.qkv.tensor().slice(2, 0, 2).slice(4, fixture.shape.content, fixture.shape.lane_dim);
+      const Tensor lanes =
+          fixture.qkv.tensor().slice(2, 0, 2).slice(4, fixture.shape.content, fixture.shape.lane_dim);
       return values_of(*device, lanes);
     });
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- gradients
+// ------------------------------------------------------------------------------------------------ gradients
 
 namespace {
 struct GradientShape {
@@ -268,15 +306,17 @@ struct GradientShape {
   bool softmax_rows = false;  // rows of S add up to 0, as those of a softmax do
 };
 
-// An arbitrary S = dL/dz [B, H, T, T] and what AttentionBackward would make of it: dA_i = sum_j S_ij c_j, dC_j = sum_i S_ij a_i,
-// dslope_j = sum_i S_ij (j - i). The oracle of the gradients is the numerical derivative of L = sum_bhij S_ij K_ij.
+// An arbitrary S = dL/dz [B, H, T, T] and what AttentionBackward would make of it: dA_i = sum_j S_ij c_j,
+// dC_j = sum_i S_ij a_i, dslope_j = sum_i S_ij (j - i). The oracle of the gradients is the numerical
+// derivative of L = sum_bhij S_ij K_ij.
 struct LaneGradients {
   std::vector<HeadPrior> heads;
   Positions positions;
   std::vector<std::vector<double>> batch_sum;             // for each head S [T, T] summed over the batch
   std::vector<double> query_lanes, key_lanes, key_slope;  // [B, H, T, 2R], [B, H, T, 2R], [B, H, T]
 
-  LaneGradients(Rng& rng, std::vector<HeadPrior> priors, const GradientShape& shape) : heads(std::move(priors)), positions(shape.positions) {
+  LaneGradients(Rng& rng, std::vector<HeadPrior> priors, const GradientShape& shape)
+      : heads(std::move(priors)), positions(shape.positions) {
     const std::int64_t rows = positions.rows();
     batch_sum.assign(heads.size(), std::vector<double>(static_cast<std::size_t>(rows * rows)));
     for (std::int64_t b = 0; b < shape.batch; ++b)
@@ -293,16 +333,19 @@ struct LaneGradients {
     for (std::int64_t i = 0; i < rows; ++i) {
       double sum = 0;
       for (std::int64_t j = 0; j <= i; ++j) sum += s[i * rows + j] = normal(rng);
-      for (std::int64_t j = 0; j <= i && softmax_rows; ++j) s[i * rows + j] -= sum / static_cast<double>(i + 1);
+      for (std::int64_t j = 0; j <= i && softmax_rows; ++j)
+        s[i * rows + j] -= sum / static_cast<double>(i + 1);
     }
     return s;
   }
 
   void add_products(const HeadPrior& head, const std::vector<double>& s) {
     const std::int64_t rows = positions.rows(), lanes = 2 * head.modes();
-    std::vector<double> query(static_cast<std::size_t>(rows * lanes)), key(query.size()), slope(static_cast<std::size_t>(rows));
+    std::vector<double> query(static_cast<std::size_t>(rows * lanes)), key(query.size()),
+        slope(static_cast<std::size_t>(rows));
     std::vector<std::vector<double>> a, c;
-    for (std::int64_t t = 0; t < rows; ++t) a.push_back(query_vector(head, positions, t)), c.push_back(key_vector(head, positions, t));
+    for (std::int64_t t = 0; t < rows; ++t)
+      a.push_back(query_vector(head, positions, t)), c.push_back(key_vector(head, positions, t));
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t j = 0; j <= i; ++j) {
         for (std::int64_t x = 0; x < lanes; ++x) {
@@ -331,32 +374,37 @@ struct LaneGradients {
     result.frequency.assign(heads[0].frequency.size(), 0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const auto of_head = [&] { return loss(h); };
-      for (const double g : numerical_gradient(heads[h].alpha, 0.5, of_head)) result.alpha.push_back(g);  // linear: any step will do
+      for (const double g : numerical_gradient(heads[h].alpha, 0.5, of_head))
+        result.alpha.push_back(g);  // linear: any step will do
       for (const double g : numerical_gradient(heads[h].beta, 0.5, of_head)) result.beta.push_back(g);
       std::vector<double> slope{0};
-      result.slope.push_back(numerical_gradient(slope, 0.5, [&] { return heads[h].slope = slope[0], loss(h); })[0]);
+      result.slope.push_back(
+          numerical_gradient(slope, 0.5, [&] { return heads[h].slope = slope[0], loss(h); })[0]);
       heads[h].slope = 0;
       result.frequency = plus(result.frequency, numerical_gradient(heads[h].frequency, 1e-6, of_head));
     }
     return result;
   }
 
-  // Sums of the absolute values of the terms that the operation's formulas add up, positions counted from their mean.
+  // Sums of the absolute values of the terms that the operation's formulas add up, positions counted from
+  // their mean.
   Result terms() const {
     const std::size_t modes = heads[0].alpha.size();
     const auto rows = static_cast<std::size_t>(positions.rows());
-    Result sums{std::vector<double>(heads.size() * modes), std::vector<double>(heads.size() * modes), std::vector<double>(heads.size()),
-                std::vector<double>(modes)};
+    Result sums{std::vector<double>(heads.size() * modes), std::vector<double>(heads.size() * modes),
+                std::vector<double>(heads.size()), std::vector<double>(modes)};
     for (std::size_t i = 0; i < query_lanes.size() / 2; ++i) {  // i counts [B, H, T, R]
       const std::size_t r = i % modes, t = i / modes % rows, h = i / modes / rows % heads.size();
       const auto [cosine, sine] = fourier_pair(heads[h].frequency[r], coordinate(t, r));
-      const double x = query_lanes[2 * i], y = query_lanes[2 * i + 1], distance = std::abs(coordinate(t, r) - mean_coordinate(r));
+      const double x = query_lanes[2 * i], y = query_lanes[2 * i + 1],
+                   distance = std::abs(coordinate(t, r) - mean_coordinate(r));
       sums.alpha[h * modes + r] += std::abs(x * cosine) + std::abs(y * sine);
       sums.beta[h * modes + r] += std::abs(x * sine) + std::abs(y * cosine);
       sums.frequency[r] += distance * std::hypot(heads[h].alpha[r], heads[h].beta[r]) * std::hypot(x, y);
       sums.frequency[r] += distance * std::hypot(key_lanes[2 * i], key_lanes[2 * i + 1]);
     }
-    for (std::size_t i = 0; i < key_slope.size(); ++i) sums.slope[i / rows % heads.size()] += std::abs(key_slope[i]);
+    for (std::size_t i = 0; i < key_slope.size(); ++i)
+      sums.slope[i / rows % heads.size()] += std::abs(key_slope[i]);
     return sums;
   }
 
@@ -367,7 +415,8 @@ struct LaneGradients {
   double mean_coordinate(std::size_t r) const {
     double sum = 0, count = 0;
     for (std::int64_t t = 0; t < positions.rows(); ++t)
-      if (coordinate(static_cast<std::size_t>(t), r) >= 0) sum += coordinate(static_cast<std::size_t>(t), r), count += 1;
+      if (coordinate(static_cast<std::size_t>(t), r) >= 0)
+        sum += coordinate(static_cast<std::size_t>(t), r), count += 1;
     return sum / count;
   }
 };
@@ -390,18 +439,23 @@ struct LanesBackwardFixture {
         dbeta(Operand::normal(device, rng, {s.heads, s.modes}, "dbeta")),
         dlambda(Operand::normal(device, rng, {s.heads}, "dlambda")),
         dfrequency(Operand::normal(device, rng, {s.modes}, "dfrequency")),
-        dq_lanes(Operand::of(device, gradients.query_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dq_lanes")),
-        dk_lanes(Operand::of(device, gradients.key_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dk_lanes")),
+        dq_lanes(
+            Operand::of(device, gradients.query_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dq_lanes")),
+        dk_lanes(
+            Operand::of(device, gradients.key_lanes, {s.batch, s.heads, rows(), 2 * s.modes}, "dk_lanes")),
         dslope(Operand::of(device, gradients.key_slope, {s.batch, s.heads, rows()}, "dslope")),
         fourier(Operand::of(device, fourier_table(frequency, s.positions), {rows(), s.modes, 2}, "fourier")),
         positions(positions_operand(device, s.positions)) {}
 
   std::int64_t rows() const { return shape.positions.rows(); }
-  PriorLanesBackward operation() const { return {dalpha, dbeta, dlambda, dfrequency, dq_lanes, dk_lanes, dslope, alpha, beta, fourier, positions}; }
+  PriorLanesBackward operation() const {
+    return {dalpha, dbeta, dlambda, dfrequency, dq_lanes, dk_lanes, dslope, alpha, beta, fourier, positions};
+  }
 };
 }  // namespace
 
-TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and are added to what was there", "[prior]") {
+TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and are added to what was there",
+          "[prior]") {
   const std::vector<GradientShape> shapes = {{1, 1, 1, Positions::sequence(0, 1)},
                                              {3, 1, 2, Positions::sequence(0, 2)},
                                              {3, 3, 2, Positions::sequence(0, 65)},
@@ -416,18 +470,20 @@ TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and a
       const auto device = open_device(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
-      INFO(name << ", seed " << seed << ", B H R T A = " << shape.batch << " " << shape.heads << " " << shape.modes << " " << shape.positions.rows()
-                << " " << shape.positions.axes << ", first position " << shape.positions.values[0]
+      INFO(name << ", seed " << seed << ", B H R T A = " << shape.batch << " " << shape.heads << " "
+                << shape.modes << " " << shape.positions.rows() << " " << shape.positions.axes
+                << ", first position " << shape.positions.values[0]
                 << (shape.softmax_rows ? ", rows of S add up to 0" : ""));
       LanesBackwardFixture fixture(*device, rng, shape);
       const LaneGradients::Result want = fixture.gradients.numerical(), terms = fixture.gradients.terms();
-      const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(), slope = fixture.dlambda.values(),
-                                frequency = fixture.dfrequency.values();
+      const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(),
+                                slope = fixture.dlambda.values(), frequency = fixture.dfrequency.values();
       device->run(fixture.operation());
       CHECK_FP32(fixture.dalpha.values(), plus(want.alpha, alpha), plus(terms.alpha, absolute(alpha)));
       CHECK_FP32(fixture.dbeta.values(), plus(want.beta, beta), plus(terms.beta, absolute(beta)));
       CHECK_FP32(fixture.dlambda.values(), plus(want.slope, slope), plus(terms.slope, absolute(slope)));
-      CHECK_FP32(fixture.dfrequency.values(), plus(want.frequency, frequency), plus(terms.frequency, absolute(frequency)));
+      CHECK_FP32(fixture.dfrequency.values(), plus(want.frequency, frequency),
+                 plus(terms.frequency, absolute(frequency)));
     }
 }
 
@@ -436,37 +492,50 @@ TEST_CASE("prior lanes backward: many modes, rows and sequences match the formul
     std::int64_t batch, heads, modes, rows;
   };
   for (const std::string& name : device_names())
-    for (const auto& [batch, heads, modes, rows] : {Shape{2, 1, 300, 5}, Shape{1, 2, 130, 600}, Shape{37, 11, 2, 200}, Shape{2, 3, 0, 40}}) {
+    for (const auto& [batch, heads, modes, rows] :
+         {Shape{2, 1, 300, 5}, Shape{1, 2, 130, 600}, Shape{37, 11, 2, 200}, Shape{2, 3, 0, 40}}) {
       const auto device = open_device(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
-      INFO(name << ", seed " << seed << ", B H R T = " << batch << " " << heads << " " << modes << " " << rows);
+      INFO(name << ", seed " << seed << ", B H R T = " << batch << " " << heads << " " << modes << " "
+                << rows);
       const std::vector<double> frequency = fourier_frequencies(modes, 10000);
       const Positions positions = Positions::sequence(0, rows);
-      const Operand alpha = Operand::normal(*device, rng, {heads, modes}, "alpha"), beta = Operand::normal(*device, rng, {heads, modes}, "beta");
-      const Operand fourier = Operand::of(*device, fourier_table(frequency, positions), {rows, modes, 2}, "fourier");
+      const Operand alpha = Operand::normal(*device, rng, {heads, modes}, "alpha"),
+                    beta = Operand::normal(*device, rng, {heads, modes}, "beta");
+      const Operand fourier =
+          Operand::of(*device, fourier_table(frequency, positions), {rows, modes, 2}, "fourier");
       const Operand dq = Operand::normal(*device, rng, {batch, heads, rows, 2 * modes}, "dq_lanes");
       const Operand dk = Operand::normal(*device, rng, {batch, heads, rows, 2 * modes}, "dk_lanes");
       const Operand dslope = Operand::normal(*device, rng, {batch, heads, rows}, "dslope");
-      const Operand dalpha = Operand::zeros(*device, {heads, modes}, "dalpha"), dbeta = Operand::zeros(*device, {heads, modes}, "dbeta");
-      const Operand dlambda = Operand::zeros(*device, {heads}, "dlambda"), dfrequency = Operand::zeros(*device, {modes}, "dfrequency");
-      device->run(
-          PriorLanesBackward{dalpha, dbeta, dlambda, dfrequency, dq, dk, dslope, alpha, beta, fourier, positions_operand(*device, positions)});
+      const Operand dalpha = Operand::zeros(*device, {heads, modes}, "dalpha"),
+                    dbeta = Operand::zeros(*device, {heads, modes}, "dbeta");
+      const Operand dlambda = Operand::zeros(*device, {heads}, "dlambda"),
+                    dfrequency = Operand::zeros(*device, {modes}, "dfrequency");
+      device->run(PriorLanesBackward{dalpha, dbeta, dlambda, dfrequency, dq, dk, dslope, alpha, beta, fourier,
+                                     positions_operand(*device, positions)});
 
-      const std::vector<double> a = alpha.values(), b = beta.values(), e = fourier.values(), query = dq.values(), key = dk.values(),
-                                slope = dslope.values();
-      std::vector<double> want_alpha(a.size()), want_beta(a.size()), want_frequency(frequency.size()), want_lambda(static_cast<std::size_t>(heads));
+      const std::vector<double> a = alpha.values(), b = beta.values(), e = fourier.values(),
+                                query = dq.values(), key = dk.values(), slope = dslope.values();
+      std::vector<double> want_alpha(a.size()), want_beta(a.size()), want_frequency(frequency.size()),
+          want_lambda(static_cast<std::size_t>(heads));
       for (std::size_t i = 0; i < query.size() / 2; ++i) {  // i counts [B, H, T, R]
-        const std::size_t r = i % frequency.size(), row = i / frequency.size() % static_cast<std::size_t>(rows);
-        const std::size_t hr = i / frequency.size() / static_cast<std::size_t>(rows) % static_cast<std::size_t>(heads) * frequency.size() + r;
-        const double cosine = e[2 * (row * frequency.size() + r)], sine = e[2 * (row * frequency.size() + r) + 1];
-        const double along = query[2 * i] * cosine + query[2 * i + 1] * sine, across = query[2 * i] * sine - query[2 * i + 1] * cosine;
+        const std::size_t r = i % frequency.size(),
+                          row = i / frequency.size() % static_cast<std::size_t>(rows);
+        const std::size_t hr = i / frequency.size() / static_cast<std::size_t>(rows) %
+                                   static_cast<std::size_t>(heads) * frequency.size() +
+                               r;
+        const double cosine = e[2 * (row * frequency.size() + r)],
+                     sine = e[2 * (row * frequency.size() + r) + 1];
+        const double along = query[2 * i] * cosine + query[2 * i + 1] * sine,
+                     across = query[2 * i] * sine - query[2 * i + 1] * cosine;
         want_alpha[hr] += along;
         want_beta[hr] += across;
         want_frequency[r] += (static_cast<double>(row) - 0.5 * static_cast<double>(rows - 1)) *
                              (b[hr] * along - a[hr] * across + key[2 * i + 1] * cosine - key[2 * i] * sine);
       }
-      for (std::size_t i = 0; i < slope.size(); ++i) want_lambda[i / static_cast<std::size_t>(rows) % static_cast<std::size_t>(heads)] += slope[i];
+      for (std::size_t i = 0; i < slope.size(); ++i)
+        want_lambda[i / static_cast<std::size_t>(rows) % static_cast<std::size_t>(heads)] += slope[i];
       CHECK_FP32(dalpha.values(), want_alpha);
       CHECK_FP32(dbeta.values(), want_beta);
       CHECK_FP32(dlambda.values(), want_lambda);
@@ -474,15 +543,16 @@ TEST_CASE("prior lanes backward: many modes, rows and sequences match the formul
     }
 }
 
-TEST_CASE("prior lanes backward: the same bits in any order of threads, and without the optional gradients", "[prior]") {
+TEST_CASE("prior lanes backward: the same bits in any order of threads, and without the optional gradients",
+          "[prior]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
     LanesBackwardFixture fixture(*device, rng, {3, 3, 2, Positions::sequence(0, 150)});
-    const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(), slope = fixture.dlambda.values(),
-                              frequency = fixture.dfrequency.values();
+    const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(),
+                              slope = fixture.dlambda.values(), frequency = fixture.dfrequency.values();
     const auto start_again = [&] {
       fixture.dalpha.set(alpha);
       fixture.dbeta.set(beta);
@@ -510,28 +580,34 @@ TEST_CASE("prior lanes backward: the same bits in any order of threads, and with
   }
 }
 
-TEST_CASE("prior lanes backward: sums are taken in double, so that what is left of large terms survives", "[prior]") {
+TEST_CASE("prior lanes backward: sums are taken in double, so that what is left of large terms survives",
+          "[prior]") {
   for (const std::string& name : device_names())
     for (const auto& [batch, rows] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {3, 1}}) {
       const auto device = open_device(name);
       INFO(name << ", B T = " << batch << " " << rows);
       const double large = 0x1p24;  // large + 1 - large is 0 in fp32
-      const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"), dbeta = Operand::zeros(*device, {1, 1}, "dbeta");
-      const Operand dlambda = Operand::zeros(*device, {1}, "dlambda"), dslope = Operand::of(*device, {large, 1, -large}, {batch, 1, rows}, "dslope");
-      const Operand dq_lanes = Operand::of(*device, {large, -large, 1, -2, -large, large}, {batch, 1, rows, 2}, "dq_lanes");
-      const Operand alpha = Operand::of(*device, {1}, {1, 1}, "alpha"), beta = Operand::of(*device, {1}, {1, 1}, "beta");
+      const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"),
+                    dbeta = Operand::zeros(*device, {1, 1}, "dbeta");
+      const Operand dlambda = Operand::zeros(*device, {1}, "dlambda"),
+                    dslope = Operand::of(*device, {large, 1, -large}, {batch, 1, rows}, "dslope");
+      const Operand dq_lanes =
+          Operand::of(*device, {large, -large, 1, -2, -large, large}, {batch, 1, rows, 2}, "dq_lanes");
+      const Operand alpha = Operand::of(*device, {1}, {1, 1}, "alpha"),
+                    beta = Operand::of(*device, {1}, {1, 1}, "beta");
       std::vector<double> ahead;  // cos = 1, sin = 0
       for (std::int64_t t = 0; t < rows; ++t) ahead.insert(ahead.end(), {1, 0});
       const Operand fourier = Operand::of(*device, ahead, {rows, 1, 2}, "fourier");
       const Operand positions = positions_operand(*device, Positions::sequence(0, rows));
-      device->run(PriorLanesBackward{dalpha, dbeta, dlambda, {}, dq_lanes, {}, dslope, alpha, beta, fourier, positions});
+      device->run(PriorLanesBackward{
+          dalpha, dbeta, dlambda, {}, dq_lanes, {}, dslope, alpha, beta, fourier, positions});
       CHECK(dalpha.values()[0] == 1);
       CHECK(dbeta.values()[0] == 2);
       CHECK(dlambda.values()[0] == 1);
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------------- softplus
+// ------------------------------------------------------------------------------------------------- softplus
 
 TEST_CASE("softplus: value and derivative keep fp32 relative accuracy at any x", "[prior]") {
   for (const std::string& name : device_names()) {
@@ -557,9 +633,11 @@ TEST_CASE("softplus: value and derivative keep fp32 relative accuracy at any x",
     std::vector<double> want_accumulated;
     for (std::size_t i = 0; i < in.size(); ++i) {
       INFO("x = " << in[i]);
-      const double want = std::max(in[i], 0.0) + std::log1p(std::exp(-std::abs(in[i]))), derivative = 1 / (1 + std::exp(-in[i]));
+      const double want = std::max(in[i], 0.0) + std::log1p(std::exp(-std::abs(in[i]))),
+                   derivative = 1 / (1 + std::exp(-in[i]));
       CHECK(std::abs(got[i] - want) <= 0x1p-22 * want + 0x1p-149);  // the smallest fp32
-      CHECK(std::abs(got_dx[i] - gradient[i] * derivative) <= 0x1p-22 * std::abs(gradient[i]) * derivative + 0x1p-149);
+      CHECK(std::abs(got_dx[i] - gradient[i] * derivative) <=
+            0x1p-22 * std::abs(gradient[i]) * derivative + 0x1p-149);
       want_accumulated.push_back(start[i] + gradient[i] * derivative);
     }
     CHECK_FP32(accumulated.values(), want_accumulated);

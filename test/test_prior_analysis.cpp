@@ -1,4 +1,5 @@
-// What `analyze` computes: the prior's curves, rows, kinds and spectrum, the readings of attention, and the probe that takes them from a model.
+// What `analyze` computes: the prior's curves, rows, kinds and spectrum, the readings of attention, and the
+// probe that takes them from a model.
 
 #include <algorithm>
 #include <cmath>
@@ -49,13 +50,17 @@ struct Curves {
   LogPrior view() const { return {sink, relative}; }
 };
 
-Curves random_curves(Rng& rng, std::int64_t length, double scale) { return {normal(rng, length, scale), normal(rng, length, scale)}; }
+Curves random_curves(Rng& rng, std::int64_t length, double scale) {
+  return {normal(rng, length, scale), normal(rng, length, scale)};
+}
 
 // softmax over j <= i of K_i plus the content [i + 1].
 std::vector<double> naive_row(const LogPrior& prior, std::int64_t i, const std::vector<float>& content = {}) {
   std::vector<double> p;
   for (std::int64_t j = 0; j <= i; ++j)
-    p.push_back(std::exp(prior.at(i, j) + (content.empty() ? 0.0 : static_cast<double>(content[static_cast<std::size_t>(j)]))));
+    p.push_back(
+        std::exp(prior.at(i, j) +
+                 (content.empty() ? 0.0 : static_cast<double>(content[static_cast<std::size_t>(j)]))));
   const double sum = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& value : p) value /= sum;
   return p;
@@ -90,11 +95,14 @@ TEST_CASE("prior analysis: curves match the naive prior at and beyond the traini
   const goat::test::SinkMlp mlp{weights.w1, weights.b1, weights.w2, std::vector<double>(heads)};
   const auto g = mlp.key_bias(goat::test::sink_features(weights.absolute_frequency, positions, 20));
   for (std::int64_t h = 0; h < heads; ++h) {
-    const auto at = [&](const std::vector<double>& values) { return std::vector(values.begin() + h * modes, values.begin() + (h + 1) * modes); };
+    const auto at = [&](const std::vector<double>& values) {
+      return std::vector(values.begin() + h * modes, values.begin() + (h + 1) * modes);
+    };
     const goat::test::HeadPrior head{at(weights.alpha), at(weights.beta), weights.frequency, 0, {}};
     const LogPrior prior = curves.log_prior(1, h);
     for (std::int64_t j = 0; j < length; ++j) {
-      const std::size_t flat = static_cast<std::size_t>((heads + h) * length + j), hj = static_cast<std::size_t>(h * length + j);
+      const std::size_t flat = static_cast<std::size_t>((heads + h) * length + j),
+                        hj = static_cast<std::size_t>(h * length + j);
       const double slope = weights.slope[static_cast<std::size_t>(h)] * static_cast<double>(j);
       const double bump = j == 0 ? weights.bump[static_cast<std::size_t>(h)] : 0;
       CHECK(curves.slope()[flat] == slope);
@@ -102,10 +110,13 @@ TEST_CASE("prior analysis: curves match the naive prior at and beyond the traini
       CHECK(curves.mlp()[flat] == Approx(g[hj]).epsilon(1e-12).margin(1e-12));
       CHECK(curves.sink()[flat] == Approx(slope + g[hj] + bump).epsilon(1e-12).margin(1e-12));
       CHECK(prior.at(length - 1, j) ==
-            Approx(goat::test::relative_prior(head, positions, length - 1, j) + curves.sink()[flat]).epsilon(1e-12).margin(1e-12));
+            Approx(goat::test::relative_prior(head, positions, length - 1, j) + curves.sink()[flat])
+                .epsilon(1e-12)
+                .margin(1e-12));
     }
   }
-  CHECK(std::ranges::all_of(std::span(curves.sink()).first(heads * length), [](double value) { return value == 0; }));
+  CHECK(std::ranges::all_of(std::span(curves.sink()).first(heads * length),
+                            [](double value) { return value == 0; }));
 }
 
 TEST_CASE("prior analysis: rows and statistics match a naive softmax") {
@@ -129,19 +140,24 @@ TEST_CASE("prior analysis: rows and statistics match a naive softmax") {
       mass_first += weight * pi[0];
       sensitivity += weight * pi[0] * (1 - pi[0]);
       for (const double p : pi) divergence += weight * p * std::log(p * static_cast<double>(i + 1));
-      for (std::size_t d = 0; d < lags.size() && d < pi.size(); ++d) lags[d] += weight * pi[static_cast<std::size_t>(i) - d];
-      CHECK(std::exp(prior.at(i, i) - rows[static_cast<std::size_t>(i)].log_normaliser) == Approx(pi.back()).epsilon(1e-12));
+      for (std::size_t d = 0; d < lags.size() && d < pi.size(); ++d)
+        lags[d] += weight * pi[static_cast<std::size_t>(i) - d];
+      CHECK(std::exp(prior.at(i, i) - rows[static_cast<std::size_t>(i)].log_normaliser) ==
+            Approx(pi.back()).epsilon(1e-12));
       CHECK(rows[static_cast<std::size_t>(i)].outside_first == Approx(1 - pi[0]).epsilon(1e-10));
     }
     CHECK(statistics.mass_first == Approx(mass_first).epsilon(1e-12));
     CHECK(statistics.outside_first == Approx(1 - mass_first).epsilon(1e-10));
     CHECK(statistics.sensitivity == Approx(sensitivity).epsilon(1e-10));
     CHECK(statistics.divergence == Approx(divergence).epsilon(1e-10).margin(1e-12));
-    for (std::size_t d = 0; d < lags.size(); ++d) CHECK(statistics.mass_lag[d] == Approx(lags[d]).epsilon(1e-12));
+    for (std::size_t d = 0; d < lags.size(); ++d)
+      CHECK(statistics.mass_lag[d] == Approx(lags[d]).epsilon(1e-12));
   }
 }
 
-TEST_CASE("prior analysis: theorem 2 holds in every row, also where 1 - p_0 is below rounding, and a row outside it is counted") {
+TEST_CASE(
+    "prior analysis: theorem 2 holds in every row, also where 1 - p_0 is below rounding, and a row outside "
+    "it is counted") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   Rng rng(seed);
@@ -167,7 +183,8 @@ TEST_CASE("prior analysis: theorem 2 holds in every row, also where 1 - p_0 is b
 }
 
 TEST_CASE("prior analysis: a head's kind is where half of its mass lies") {
-  for (const PriorKind kind : {PriorKind::uniform, PriorKind::sink, PriorKind::previous_token, PriorKind::local, PriorKind::long_range}) {
+  for (const PriorKind kind : {PriorKind::uniform, PriorKind::sink, PriorKind::previous_token,
+                               PriorKind::local, PriorKind::long_range}) {
     const Curves curves = typical_curves(kind);
     CHECK(std::string(name_of(kind_of(statistics_of(curves.view())))) == name_of(kind));
   }
@@ -212,16 +229,19 @@ TEST_CASE("attention probe: a query's readings match a naive softmax, and theore
   for (const std::int64_t i : {0, 1, 127, 128, 199}) {
     std::vector<float> content;
     for (const double s : normal(rng, i + 1, 2)) content.push_back(static_cast<float>(s));
-    const QueryReading reading = read_query(content, curves.view(), rows[static_cast<std::size_t>(i)].log_normaliser, scratch);
+    const QueryReading reading =
+        read_query(content, curves.view(), rows[static_cast<std::size_t>(i)].log_normaliser, scratch);
     const std::vector<double> p = naive_row(curves.view(), i, content);
     const auto [low, high] = std::ranges::minmax(content);
     CHECK(reading.omega == Approx(static_cast<double>(high) - static_cast<double>(low)));
     CHECK(reading.first == Approx(p[0]).epsilon(1e-12));
     CHECK(reading.largest == Approx(*std::ranges::max_element(p)).epsilon(1e-12));
-    CHECK(reading.recent == Approx(std::accumulate(p.end() - std::min<std::int64_t>(i + 1, 128), p.end(), 0.0)).epsilon(1e-12));
+    CHECK(reading.recent ==
+          Approx(std::accumulate(p.end() - std::min<std::int64_t>(i + 1, 128), p.end(), 0.0)).epsilon(1e-12));
     CHECK(reading.violations == 0);
     // With a wrong normaliser the prior is no distribution, and no key is within the bounds.
-    CHECK(read_query(content, curves.view(), rows[static_cast<std::size_t>(i)].log_normaliser - 100, scratch).violations == i + 1);
+    CHECK(read_query(content, curves.view(), rows[static_cast<std::size_t>(i)].log_normaliser - 100, scratch)
+              .violations == i + 1);
     content[0] = std::numeric_limits<float>::quiet_NaN();
     CHECK(read_query(content, curves.view(), 0, scratch).violations == i + 1);
   }
@@ -233,7 +253,8 @@ class RandomTokens final : public TokenSource {
  public:
   std::string description() const override { return "random tokens"; }
   std::uint64_t sequences() const override { return endless; }
-  void read(std::uint64_t sequence, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
+  void read(std::uint64_t sequence, std::span<std::int32_t> inputs,
+            std::span<std::int32_t> targets) override {
     Rng rng(sequence);
     for (std::int32_t& token : inputs) token = static_cast<std::int32_t>(rng() % 11);
     std::ranges::copy(inputs, targets.begin());
@@ -243,7 +264,8 @@ class RandomTokens final : public TokenSource {
 // Parameters of a tiny model on a device; q projections are zero unless `content`.
 struct TinyModel {
   TinyModel(Device& device, std::uint64_t seed, bool content)
-      : config(load_config("copy_mixture", {"model.layers=2", "model.heads=2", "model.width=24", "model.vocab=11", "prior.pos_rank=2"})) {
+      : config(load_config("copy_mixture", {"model.layers=2", "model.heads=2", "model.width=24",
+                                            "model.vocab=11", "prior.pos_rank=2"})) {
     declare_parameters(config, parameters);
     parameters.plan(memory, false);
     memory.allocate(device);
@@ -262,7 +284,9 @@ struct TinyModel {
 };
 }  // namespace
 
-TEST_CASE("attention probe: without content attention is the prior; with it, omega is positive and theorem 1 still holds") {
+TEST_CASE(
+    "attention probe: without content attention is the prior; with it, omega is positive and theorem 1 still "
+    "holds") {
   constexpr std::int64_t length = 13, sequences = 3;
   for (const std::string& name : goat::test::device_names()) {
     const auto device = open_device(name);
@@ -280,16 +304,19 @@ TEST_CASE("attention probe: without content attention is the prior; with it, ome
 
     RandomTokens source;
     const TinyModel silent(*device, seed, false);
-    const ProbeReadings readings = probe_attention(silent.config, silent.parameters, *device, source, sequences, priors);
+    const ProbeReadings readings =
+        probe_attention(silent.config, silent.parameters, *device, source, sequences, priors);
     REQUIRE(readings.values.size() == static_cast<std::size_t>(2 * 2 * sequences * length * 4));
     for (std::size_t n = 0; n < readings.values.size(); n += 4) {
       const std::size_t i = n / 4 % length, layer_head = n / 4 / (length * sequences);
       CHECK(readings.values[n] == 0);
-      CHECK(readings.values[n + 1] == Approx(naive_row(curves[layer_head].view(), static_cast<std::int64_t>(i))[0]).epsilon(1e-6));
+      CHECK(readings.values[n + 1] ==
+            Approx(naive_row(curves[layer_head].view(), static_cast<std::int64_t>(i))[0]).epsilon(1e-6));
       CHECK(readings.values[n + 3] == Approx(1));
     }
     const TinyModel speaking(*device, seed, true);
-    const ProbeReadings loud = probe_attention(speaking.config, speaking.parameters, *device, source, sequences, priors);
+    const ProbeReadings loud =
+        probe_attention(speaking.config, speaking.parameters, *device, source, sequences, priors);
     for (std::size_t n = 0; n < 4; ++n) {
       CHECK(loud.mean(static_cast<std::int64_t>(n) / 2, static_cast<std::int64_t>(n) % 2, 0, 1) > 0.01);
       CHECK(loud.theorem1_keys[n] == sequences * length * (length + 1) / 2);

@@ -17,7 +17,8 @@ TEST_CASE("prior setup: frequencies fall geometrically from 1 to 1/base", "[prio
       const std::vector<double> frequencies = fourier_frequencies(modes, base);
       INFO("base " << base << ", R = " << modes);
       REQUIRE(frequencies.size() == static_cast<std::size_t>(modes));
-      for (int r = 1; r <= modes; ++r) CHECK(frequencies[r - 1] == Approx(std::pow(base, -(r - 1.0) / (modes - 1.0))).epsilon(1e-14));
+      for (int r = 1; r <= modes; ++r)
+        CHECK(frequencies[r - 1] == Approx(std::pow(base, -(r - 1.0) / (modes - 1.0))).epsilon(1e-14));
       CHECK(frequencies.front() == 1);
       CHECK(frequencies.back() == Approx(1 / base).epsilon(1e-14));
     }
@@ -51,5 +52,6 @@ TEST_CASE("prior setup: softplus undoes inverse_softplus for slopes from 1e-12 t
   }
   CHECK(inverse_softplus(0.5) == Approx(std::log(std::expm1(0.5))).epsilon(1e-14));
   CHECK(inverse_softplus(1e4) == 1e4);
-  for (const double slope : {0.0, -1.0, std::nan(""), static_cast<double>(INFINITY)}) CHECK_THROWS_AS(inverse_softplus(slope), std::invalid_argument);
+  for (const double slope : {0.0, -1.0, std::nan(""), static_cast<double>(INFINITY)})
+    CHECK_THROWS_AS(inverse_softplus(slope), std::invalid_argument);
 }

@@ -36,9 +36,11 @@ Oracle forward_oracle(const Values& sum, const Values& weight) {
   Oracle result{Values(sum.size()), Values(rows)};
   for (std::size_t n = 0; n < rows; ++n) {
     double square = 0;
-    for (std::size_t c = 0; c < width; ++c) square += sum[n * width + c] * sum[n * width + c] / static_cast<double>(width);
+    for (std::size_t c = 0; c < width; ++c)
+      square += sum[n * width + c] * sum[n * width + c] / static_cast<double>(width);
     result.rstd[n] = 1 / std::sqrt(square + eps);
-    for (std::size_t c = 0; c < width; ++c) result.out[n * width + c] = sum[n * width + c] * result.rstd[n] * weight[c];
+    for (std::size_t c = 0; c < width; ++c)
+      result.out[n * width + c] = sum[n * width + c] * result.rstd[n] * weight[c];
   }
   return result;
 }
@@ -54,7 +56,8 @@ Gradients backward_oracle(const Values& dout, const Values& sum, const Values& r
   for (std::size_t n = 0; n < rows; ++n) {
     const auto y = [&](std::size_t c) { return sum[n * width + c] * rstd[n]; };
     double gy_mean = 0;
-    for (std::size_t c = 0; c < width; ++c) gy_mean += dout[n * width + c] * weight[c] * y(c) / static_cast<double>(width);
+    for (std::size_t c = 0; c < width; ++c)
+      gy_mean += dout[n * width + c] * weight[c] * y(c) / static_cast<double>(width);
     for (std::size_t c = 0; c < width; ++c) {
       const double g = dout[n * width + c] * weight[c];
       d.dsum[n * width + c] = rstd[n] * (g - y(c) * gy_mean);
@@ -93,9 +96,11 @@ TEST_CASE("rmsnorm forward: matches float64 at odd shapes, with and without a re
     Rng rng(seed);
     for (const auto [N, C] : shapes) {
       INFO("N = " << N << ", C = " << C);
-      const auto x = Operand::normal(*device, rng, {N, C}, "x", 2, dtype), residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
+      const auto x = Operand::normal(*device, rng, {N, C}, "x", 2, dtype),
+                 residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
       const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype);
-      const Operand out(*device, dtype, {N, C}, "out"), sum(*device, dtype, {N, C}, "sum"), rstd(*device, DType::f32, {N}, "rstd");
+      const Operand out(*device, dtype, {N, C}, "out"), sum(*device, dtype, {N, C}, "sum"),
+          rstd(*device, DType::f32, {N}, "rstd");
 
       device->run(RmsNormForward{out, rstd, {}, x, {}, weight});
       const Oracle plain = forward_oracle(x.values(), weight.values());
@@ -137,7 +142,8 @@ TEST_CASE("rmsnorm forward: the sum may be written over x or over the residual")
     Rng rng(seed);
     for (const std::int64_t C : {131, 136}) {
       const std::int64_t N = 9;
-      const auto x = Operand::normal(*device, rng, {N, C}, "x", 1, dtype), residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
+      const auto x = Operand::normal(*device, rng, {N, C}, "x", 1, dtype),
+                 residual = Operand::normal(*device, rng, {N, C}, "residual", 1, dtype);
       const auto weight = Operand::normal(*device, rng, {C}, "weight", 1, dtype);
       const Values want_sum = goat::test::rounded_to(dtype, plus(x.values(), residual.values()));
       const Values want_out = forward_oracle(want_sum, weight.values()).out;
@@ -161,7 +167,8 @@ TEST_CASE("rmsnorm: a NaN stays in its row, and no tokens are no work") {
     const auto device = goat::open_device(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto x = Operand::of(*device, {1, 2, 3, 4, std::nan(""), 6, 7, 8, 10}, {3, 3}, "x", dtype);
-    const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight", dtype), dweight = Operand::of(*device, {1, 2, 3}, {3}, "dweight", dtype);
+    const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight", dtype),
+               dweight = Operand::of(*device, {1, 2, 3}, {3}, "dweight", dtype);
     const Operand out(*device, dtype, {3, 3}, "out"), rstd(*device, DType::f32, {3}, "rstd");
     device->run(RmsNormForward{out, rstd, {}, x, {}, weight});
     const Values got = out.values();
@@ -213,15 +220,19 @@ TEST_CASE("rmsnorm backward: matches float64 at odd shapes and adds to what is t
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     std::vector<Shape> all = shapes;
-    all.insert(all.end(), {{goat::test::reduced() ? 300 : 5000, 33}, {2100, 24}, {60, 1032}});  // several rows in each block of partial sums
+    all.insert(all.end(), {{goat::test::reduced() ? 300 : 5000, 33},
+                           {2100, 24},
+                           {60, 1032}});  // several rows in each block of partial sums
     for (const auto [N, C] : all) {
       INFO("N = " << N << ", C = " << C);
       const BackwardCall call = backward_call(*device, rng, {N, C}, dtype);
       const Values dsum = call.dsum.values(), dweight = call.dweight.values();
       device->run(call.op());
-      const Gradients want = backward_oracle(call.dout.values(), call.sum.values(), call.rstd.values(), call.weight.values());
+      const Gradients want =
+          backward_oracle(call.dout.values(), call.sum.values(), call.rstd.values(), call.weight.values());
       CHECK_MATCHES(dtype, call.dsum.values(), plus(dsum, want.dsum), plus(absolute(dsum), want.dsum_terms));
-      CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight), plus(absolute(dweight), want.dweight_terms));
+      CHECK_MATCHES(dtype, call.dweight.values(), plus(dweight, want.dweight),
+                    plus(absolute(dweight), want.dweight_terms));
     }
   }
 }
@@ -240,7 +251,8 @@ TEST_CASE("rmsnorm: bitwise the same in any order of the threads") {
         device->run(call.op());
         const Operand out(*device, type, {shape.rows, shape.width}, "out");
         device->run(RmsNormForward{out, call.rstd, call.sum, call.dout, call.sum, call.weight});
-        return concatenated({out.values(), call.sum.values(), call.rstd.values(), call.dsum.values(), call.dweight.values()});
+        return concatenated(
+            {out.values(), call.sum.values(), call.rstd.values(), call.dsum.values(), call.dweight.values()});
       });
     }
   }

@@ -32,15 +32,20 @@ void write_bytes(const std::string& path, const void* bytes, std::size_t count) 
 }
 
 using Header = std::array<std::int32_t, 256>;
-Header header_of(std::int64_t tokens) { return {Shard::magic, Shard::version, static_cast<std::int32_t>(tokens)}; }
+Header header_of(std::int64_t tokens) {
+  return {Shard::magic, Shard::version, static_cast<std::int32_t>(tokens)};
+}
 
 void write_shard(const std::string& path, const Tokens& tokens, const Header& header) {
   std::vector<char> bytes(sizeof(header) + 2 * tokens.size());
   std::copy_n(reinterpret_cast<const char*>(header.data()), sizeof(header), bytes.begin());
-  std::copy_n(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size(), bytes.begin() + sizeof(header));
+  std::copy_n(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size(),
+              bytes.begin() + sizeof(header));
   write_bytes(path, bytes.data(), bytes.size());
 }
-void write_shard(const std::string& path, const Tokens& tokens) { write_shard(path, tokens, header_of(std::ssize(tokens))); }
+void write_shard(const std::string& path, const Tokens& tokens) {
+  write_shard(path, tokens, header_of(std::ssize(tokens)));
+}
 
 // first, first + 1, ...: a token's id is its position in the stream.
 Tokens counting(std::size_t count, std::uint16_t first = 0) {
@@ -163,7 +168,8 @@ TEST_CASE("shard: random damage to a header is refused or harmless") {
   for (int round = 0; round < 300; ++round) {
     Header header = header_of(10);
     auto* bytes = reinterpret_cast<unsigned char*>(header.data());
-    for (std::uint64_t flips = 1 + rng() % 3; flips > 0; --flips) bytes[rng() % 16] ^= static_cast<unsigned char>(1u << rng() % 8);
+    for (std::uint64_t flips = 1 + rng() % 3; flips > 0; --flips)
+      bytes[rng() % 16] ^= static_cast<unsigned char>(1u << rng() % 8);
     write_shard(path, counting(10), header);
     if (rng() % 4 == 0) fs::resize_file(path, rng() % 1060);
     const std::string message = error_of([&] {
@@ -216,14 +222,17 @@ TEST_CASE("shard source: a token id outside the vocabulary names shard and index
   write_shard(folder.file("t_1.bin"), tokens);
   const std::initializer_list<std::string> expected = {folder.file("t_1.bin"), "token 70 ", "id 200", "200"};
 
-  ShardSource source({.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 200});
+  ShardSource source(
+      {.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 200});
   check_error([&] { source.finish_check(); }, expected);
   check_error([&] { read(source, 10, 0); }, expected);  // found by the check: every read fails
-  for (int i = 0; i < 20; ++i) {                        // before the check is done: the read of that block fails
-    ShardSource fresh({.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 200});
+  for (int i = 0; i < 20; ++i) {  // before the check is done: the read of that block fails
+    ShardSource fresh(
+        {.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 200});
     check_error([&] { read(fresh, 10, 17); }, expected);
   }
-  ShardSource wider({.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 201});
+  ShardSource wider(
+      {.pattern = folder.file("t_*.bin"), .seq_len = 10, .bos_block = true, .bos = 1, .vocab = 201});
   wider.finish_check();
   CHECK(read(wider, 10, 17).targets[0] == 200);
 }
@@ -261,23 +270,31 @@ TEST_CASE("shard source: a shard that changes during training is an error at the
   }
 }
 
-TEST_CASE("shard source: blocks in order are cut from the stream as documented, across shards of any length") {
+TEST_CASE(
+    "shard source: blocks in order are cut from the stream as documented, across shards of any length") {
   const goat::test::TemporaryFolder folder;
   const int total = 103;
-  const std::vector<int> cuts = {0, 3, 3, 4, 41, 80, 103};  // an empty shard, one of a single token, several longer ones
+  const std::vector<int> cuts = {0,  3,  3,  4,
+                                 41, 80, 103};  // an empty shard, one of a single token, several longer ones
   for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
-    write_shard(folder.file("t_" + std::to_string(s) + ".bin"),
-                counting(static_cast<std::size_t>(cuts[s + 1] - cuts[s]), static_cast<std::uint16_t>(cuts[s])));
+    write_shard(
+        folder.file("t_" + std::to_string(s) + ".bin"),
+        counting(static_cast<std::size_t>(cuts[s + 1] - cuts[s]), static_cast<std::uint16_t>(cuts[s])));
   }
   for (const bool bos : {true, false}) {
     for (const int length : {1, 2, 7, 34, 51, 102}) {
       INFO((bos ? "bos" : "window") << " T " << length);
-      ShardSource source({.pattern = folder.file("t_*.bin"), .seq_len = length, .bos_block = bos, .bos = 999, .vocab = vocab});
+      ShardSource source({.pattern = folder.file("t_*.bin"),
+                          .seq_len = length,
+                          .bos_block = bos,
+                          .bos = 999,
+                          .vocab = vocab});
       CHECK(source.tokens() == total);
       const int blocks = (bos ? total : total - 1) / length;
       REQUIRE(source.sequences() == static_cast<std::uint64_t>(blocks));
       for (int index = 0; index < 2 * blocks + 1; ++index) {
-        const Sequence got = read(source, static_cast<std::size_t>(length), static_cast<std::uint64_t>(index));
+        const Sequence got =
+            read(source, static_cast<std::size_t>(length), static_cast<std::uint64_t>(index));
         std::vector<std::int32_t> block(static_cast<std::size_t>(length) + 1);
         std::iota(block.begin(), block.end(), index % blocks * length - (bos ? 1 : 0));
         if (bos) block[0] = 999;
@@ -295,8 +312,13 @@ TEST_CASE("shard source: a shuffled epoch reads each block once, and epochs diff
   write_shard(folder.file("t_0.bin"), counting(400));
   write_shard(folder.file("t_1.bin"), counting(610, 400));
   for (const bool bos : {true, false}) {
-    ShardOptions options{
-        .pattern = folder.file("t_*.bin"), .seq_len = 20, .bos_block = bos, .bos = 2000, .vocab = vocab, .shuffle = true, .seed = seed};
+    ShardOptions options{.pattern = folder.file("t_*.bin"),
+                         .seq_len = 20,
+                         .bos_block = bos,
+                         .bos = 2000,
+                         .vocab = vocab,
+                         .shuffle = true,
+                         .seed = seed};
     ShardSource source(options);
     const std::uint64_t blocks = source.sequences();
     REQUIRE(blocks == (bos ? 991 / 20 : 990 / 20));
@@ -327,7 +349,8 @@ TEST_CASE("shard source: a shuffled epoch reads each block once, and epochs diff
     options.seed += 1;
     ShardSource other(options);
     int same = 0;
-    for (std::uint64_t i = 0; i < blocks; ++i) same += read(other, 20, i).targets == read(source, 20, i).targets;
+    for (std::uint64_t i = 0; i < blocks; ++i)
+      same += read(other, 20, i).targets == read(source, 20, i).targets;
     CHECK(same < 20);
   }
 }
@@ -337,22 +360,36 @@ TEST_CASE("shard source: a set just long enough is used, one token less is an er
   write_shard(folder.file("t.bin"), counting(16));
   for (const bool bos : {true, false}) {
     for (const bool shuffle : {false, true}) {
-      ShardOptions options{.pattern = folder.file("t.bin"), .seq_len = bos ? 16 : 15, .bos_block = bos, .bos = 0, .vocab = 16, .shuffle = shuffle};
+      ShardOptions options{.pattern = folder.file("t.bin"),
+                           .seq_len = bos ? 16 : 15,
+                           .bos_block = bos,
+                           .bos = 0,
+                           .vocab = 16,
+                           .shuffle = shuffle};
       ShardSource source(options);
       CHECK(source.sequences() == 1);
-      for (std::uint64_t index = 0; index < 5; ++index) CHECK(read(source, static_cast<std::size_t>(options.seq_len), index).targets.back() == 15);
+      for (std::uint64_t index = 0; index < 5; ++index)
+        CHECK(read(source, static_cast<std::size_t>(options.seq_len), index).targets.back() == 15);
       options.seq_len += 1;
-      check_error([&] { ShardSource too_long(options); }, {options.pattern, "16 tokens", std::to_string(options.seq_len), "seq_len"});
+      check_error([&] { ShardSource too_long(options); },
+                  {options.pattern, "16 tokens", std::to_string(options.seq_len), "seq_len"});
     }
   }
   write_shard(folder.file("empty.bin"), {});
-  check_error([&] { ShardSource({.pattern = folder.file("empty.bin"), .seq_len = 1, .vocab = 16}); }, {"0 tokens"});
+  check_error([&] { ShardSource({.pattern = folder.file("empty.bin"), .seq_len = 1, .vocab = 16}); },
+              {"0 tokens"});
 }
 
 TEST_CASE("shard source: a short shuffled set keeps one block and shifts it within the set") {
   const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t.bin"), counting(24));
-  ShardSource source({.pattern = folder.file("t.bin"), .seq_len = 16, .bos_block = true, .bos = 0, .vocab = vocab, .shuffle = true, .seed = 3});
+  ShardSource source({.pattern = folder.file("t.bin"),
+                      .seq_len = 16,
+                      .bos_block = true,
+                      .bos = 0,
+                      .vocab = vocab,
+                      .shuffle = true,
+                      .seed = 3});
   CHECK(source.sequences() == 1);
   std::set<int> starts;
   for (std::uint64_t epoch = 0; epoch < 200; ++epoch) starts.insert(read(source, 16, epoch).targets[0]);
@@ -360,7 +397,8 @@ TEST_CASE("shard source: a short shuffled set keeps one block and shifts it with
   CHECK(*starts.rbegin() == 8);
 }
 
-TEST_CASE("shard source: a pattern that matches nothing says how to make shards; impossible options are refused") {
+TEST_CASE(
+    "shard source: a pattern that matches nothing says how to make shards; impossible options are refused") {
   const goat::test::TemporaryFolder folder;
   check_error([&] { ShardSource({.pattern = folder.file("no_*.bin"), .seq_len = 4, .vocab = 10}); },
               {folder.file("no_*.bin"), "data/prepare.py text"});
@@ -369,7 +407,8 @@ TEST_CASE("shard source: a pattern that matches nothing says how to make shards;
   const std::string pattern = folder.file("t.bin");
   CHECK_THROWS_AS(ShardSource({.pattern = pattern, .seq_len = 0, .vocab = 10}), std::invalid_argument);
   CHECK_THROWS_AS(ShardSource({.pattern = pattern, .seq_len = 4, .vocab = 0}), std::invalid_argument);
-  CHECK_THROWS_AS(ShardSource({.pattern = pattern, .seq_len = 4, .bos = 10, .vocab = 10}), std::invalid_argument);
+  CHECK_THROWS_AS(ShardSource({.pattern = pattern, .seq_len = 4, .bos = 10, .vocab = 10}),
+                  std::invalid_argument);
   ShardSource source({.pattern = pattern, .seq_len = 4, .bos = 9, .vocab = 10});
   std::vector<std::int32_t> three(3), four(4);
   CHECK_THROWS_AS(source.read(0, three, four), std::invalid_argument);
@@ -379,7 +418,13 @@ TEST_CASE("shard source: a pattern that matches nothing says how to make shards;
 TEST_CASE("shard source: threads read the same sequences as one") {
   const goat::test::TemporaryFolder folder;
   write_shard(folder.file("t.bin"), counting(5000));
-  ShardSource source({.pattern = folder.file("t.bin"), .seq_len = 32, .bos_block = true, .bos = 0, .vocab = vocab, .shuffle = true, .seed = 5});
+  ShardSource source({.pattern = folder.file("t.bin"),
+                      .seq_len = 32,
+                      .bos_block = true,
+                      .bos = 0,
+                      .vocab = vocab,
+                      .shuffle = true,
+                      .seed = 5});
   std::vector<std::vector<std::int32_t>> want;
   for (std::uint64_t i = 0; i < 300; ++i) want.push_back(read(source, 32, i).targets);
   std::array<int, 3> equal{};

@@ -1,4 +1,5 @@
-// kernels/cpu/simd.h against float64, over the whole range of float32, for each instruction set this machine has.
+// kernels/cpu/simd.h against float64, over the whole range of float32, for each instruction set this machine
+// has.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -49,8 +50,10 @@ __attribute__((target("arch=x86-64-v4"))) void map_v4(float* out, const float* x
 template <class Function>
 std::vector<Variant> variants() {
   std::vector<Variant> all{{"baseline", map_baseline<Function>}};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({"AVX2", map_v3<Function>});
-  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) all.push_back({"AVX-512", map_v4<Function>});
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    all.push_back({"AVX2", map_v3<Function>});
+  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    all.push_back({"AVX-512", map_v4<Function>});
   return all;
 }
 #else
@@ -60,7 +63,8 @@ std::vector<Variant> variants() {
 }
 #endif
 
-// Every 4099th bit pattern of a float, from a random one on: about a million values of every magnitude and sign, infinities and NaNs among them.
+// Every 4099th bit pattern of a float, from a random one on: about a million values of every magnitude and
+// sign, infinities and NaNs among them.
 std::vector<float> floats_of_every_magnitude() {
   constexpr std::uint32_t stride = 4099;
   std::vector<float> values;

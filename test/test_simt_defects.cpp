@@ -1,5 +1,6 @@
-// Defects that every build finds: wrong barriers, warp divergence, missing lanes, what a GPU refuses, forgotten copies, overflowing stacks. Each is
-// planted in a kernel; the report must name the source line, and the device must work afterwards.
+// Defects that every build finds: wrong barriers, warp divergence, missing lanes, what a GPU refuses,
+// forgotten copies, overflowing stacks. Each is planted in a kernel; the report must name the source line,
+// and the device must work afterwards.
 #include <stdexcept>
 
 #include "kernels/cuda/ptx.cuh"
@@ -79,7 +80,8 @@ __device__ void warp_defects(Defect defect, unsigned thread, float* out) {
   }
   if (defect == Defect::missing_lane && lane != 5) MARK(0), value += __shfl_xor_sync(full, value, 16);
   if (defect == Defect::not_in_mask) MARK(0), value += __shfl_sync(0xFFFFu, value, 0);
-  if (defect == Defect::reads_missing_lane && lane < 16) MARK(0), value += __shfl_down_sync(0xFFFFu, value, 8);
+  if (defect == Defect::reads_missing_lane && lane < 16)
+    MARK(0), value += __shfl_down_sync(0xFFFFu, value, 8);
   if (defect == Defect::bad_width) MARK(0), value += __shfl_xor_sync(full, value, 1, 12);
   if (defect == Defect::mma_in_branch && lane < 31) {
     float d[4] = {};
@@ -90,14 +92,16 @@ __device__ void warp_defects(Defect defect, unsigned thread, float* out) {
   if (out) out[blockIdx.x * 96 + thread] = value;
 }
 
-__device__ void memory_defects(Defect defect, unsigned thread, const float* in, const float* host, float* out) {
+__device__ void memory_defects(Defect defect, unsigned thread, const float* in, const float* host,
+                               float* out) {
   GOAT_SHARED(tile, float[64]);
   float* dynamic = dynamic_shared<float>();
   if (defect == Defect::misaligned_vector && thread == 3) {
     const float4 vector = (MARK(0), __ldg(reinterpret_cast<const float4*>(in + 1)));
     out[0] = vector.x;
   }
-  if (defect == Defect::misaligned_atomic && thread == 3) MARK(0), atomicAdd(reinterpret_cast<unsigned*>(reinterpret_cast<char*>(out) + 2), 1u);
+  if (defect == Defect::misaligned_atomic && thread == 3)
+    MARK(0), atomicAdd(reinterpret_cast<unsigned*>(reinterpret_cast<char*>(out) + 2), 1u);
   if (defect == Defect::copy_outside && thread == 3) MARK(0), copy_async_16(tile + 62, in);
   if (defect == Defect::copy_misaligned && thread == 3) MARK(0), copy_async_16(tile + 1, in);
   if (defect == Defect::copy_from_host && thread == 3) MARK(0), copy_async_16(tile, host);
@@ -106,8 +110,10 @@ __device__ void memory_defects(Defect defect, unsigned thread, const float* in, 
     copy_async_commit();
   }
   std::uint32_t fragment[4] = {};
-  if (defect == Defect::matrix_outside && thread < 32) MARK(0), ldmatrix_x4(fragment, dynamic + thread * 4 + 32);
-  if (defect == Defect::matrix_misaligned && thread < 32) MARK(0), ldmatrix_x4(fragment, dynamic + (thread == 7 ? 1 : 0));
+  if (defect == Defect::matrix_outside && thread < 32)
+    MARK(0), ldmatrix_x4(fragment, dynamic + thread * 4 + 32);
+  if (defect == Defect::matrix_misaligned && thread < 32)
+    MARK(0), ldmatrix_x4(fragment, dynamic + (thread == 7 ? 1 : 0));
   if (fragment[0] == 77) out[0] = 1;
 }
 
@@ -149,7 +155,8 @@ std::string report(Defect defect) {
   const DeviceArray<float> in(1024), out(1024);
   const std::vector<float> host(64);
   const float* host_memory = host.data();
-  const std::string text = report_of([&] { enqueue(defective, dim3(2), dim3(96), 512, nullptr, defect, in, host_memory, out); });
+  const std::string text =
+      report_of([&] { enqueue(defective, dim3(2), dim3(96), 512, nullptr, defect, in, host_memory, out); });
   enqueue(defective, dim3(2), dim3(96), 512, nullptr, Defect::none, in, host_memory, out);
   for (int i = 0; i < 96; ++i) REQUIRE(out[static_cast<std::size_t>(i)] == static_cast<float>(i % 32));
   return text;
@@ -213,7 +220,8 @@ TEST_CASE("simt: traps and exceptions of kernels end the launch, not the program
 }
 
 TEST_CASE("simt: misaligned and misplaced intrinsics are reported") {
-  if (race_checking_available() || !address_sanitizer) check_report(Defect::misaligned_atomic, "misaligned access: 4 bytes", 1);
+  if (race_checking_available() || !address_sanitizer)
+    check_report(Defect::misaligned_atomic, "misaligned access: 4 bytes", 1);
   check_report(Defect::misaligned_vector, "misaligned access: 16 bytes", 1);
   check_report(Defect::copy_outside, "cp.async: out of bounds, 16 bytes are written at tile[+248]", 1);
   check_report(Defect::copy_misaligned, "cp.async: misaligned access", 1);
@@ -228,31 +236,38 @@ TEST_CASE("simt: a thread that overflows its stack is reported") {
   ScopedOptions scope;
   const std::string text = report_of([] { enqueue(waits_with_big_frame, dim3(1), dim3(64), 0, nullptr); });
   CHECK_THAT(text, ContainsSubstring("stack overflow") && ContainsSubstring(marked(0)));
-  CHECK_THAT(report_of([] { enqueue(fills_big_frames, dim3(1), dim3(64), 0, nullptr); }), ContainsSubstring("stack overflow"));
+  CHECK_THAT(report_of([] { enqueue(fills_big_frames, dim3(1), dim3(64), 0, nullptr); }),
+             ContainsSubstring("stack overflow"));
   CHECK(report(Defect::none) == "");
 }
 
 TEST_CASE("simt: what a GPU refuses to start is refused") {
   ScopedOptions scope;
   DeviceArray<float> out(1024);
-  const auto start = [](dim3 grid, dim3 block, std::size_t shared) { return report_of([&] { enqueue(nothing, grid, block, shared, nullptr); }); };
+  const auto start = [](dim3 grid, dim3 block, std::size_t shared) {
+    return report_of([&] { enqueue(nothing, grid, block, shared, nullptr); });
+  };
   CHECK(start(dim3(2), dim3(1024), 227 * 1024) == "");
-  CHECK_THAT(start(dim3(2), dim3(1025), 0), ContainsSubstring("nothing (test_simt_defects.cpp") && ContainsSubstring("1025 threads"));
+  CHECK_THAT(start(dim3(2), dim3(1025), 0),
+             ContainsSubstring("nothing (test_simt_defects.cpp") && ContainsSubstring("1025 threads"));
   CHECK_THAT(start(dim3(2), dim3(32, 4, 9), 0), ContainsSubstring("1152 threads"));
   CHECK_THAT(start(dim3(2), dim3(1, 1, 65), 0), ContainsSubstring("at most 64 in z"));
   CHECK_THAT(start(dim3(2), dim3(0), 0), ContainsSubstring("0 threads"));
   CHECK_THAT(start(dim3(1, 65536), dim3(32), 0), ContainsSubstring("grid of (1,65536,1)"));
   CHECK_THAT(start(dim3(1, 1, 65536), dim3(32), 0), ContainsSubstring("65535"));
   CHECK_THAT(start(dim3(0), dim3(32), 0), ContainsSubstring("grid of (0,1,1)"));
-  CHECK_THAT(start(dim3(1), dim3(32), 227 * 1024 + 1), ContainsSubstring("232449 bytes of dynamic shared memory"));
+  CHECK_THAT(start(dim3(1), dim3(32), 227 * 1024 + 1),
+             ContainsSubstring("232449 bytes of dynamic shared memory"));
   scope->architecture = 80;
   CHECK(start(dim3(1), dim3(32), 163 * 1024) == "");
   CHECK_THAT(start(dim3(1), dim3(32), 163 * 1024 + 1), ContainsSubstring("limit of sm_80"));
   scope->architecture = 89;
   CHECK_THAT(start(dim3(1), dim3(32), 99 * 1024 + 1), ContainsSubstring("limit of sm_89"));
-  CHECK_THAT(report_of([&] { enqueue(some_static, dim3(1), dim3(32), 70 * 1024, nullptr, out); }),
-             ContainsSubstring("values (test_simt_defects.cpp") && ContainsSubstring("exceed the limit of 101376"));
+  CHECK_THAT(
+      report_of([&] { enqueue(some_static, dim3(1), dim3(32), 70 * 1024, nullptr, out); }),
+      ContainsSubstring("values (test_simt_defects.cpp") && ContainsSubstring("exceed the limit of 101376"));
   CHECK_THAT(report_of([&] { enqueue(too_much_static, dim3(1), dim3(32), 0, nullptr); }),
              ContainsSubstring("second (test_simt_defects.cpp") && ContainsSubstring("the limit is 49152"));
-  CHECK_THAT(report_of([&] { enqueue(nested, dim3(1), dim3(1), 0, nullptr, out); }), ContainsSubstring("a kernel cannot enqueue a kernel"));
+  CHECK_THAT(report_of([&] { enqueue(nested, dim3(1), dim3(1), 0, nullptr, out); }),
+             ContainsSubstring("a kernel cannot enqueue a kernel"));
 }

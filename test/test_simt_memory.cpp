@@ -1,4 +1,5 @@
-// Memory of the simulated device: poison, bounds, leaks; and what AddressSanitizer and UBSan report of kernels in that build.
+// Memory of the simulated device: poison, bounds, leaks; and what AddressSanitizer and UBSan report of
+// kernels in that build.
 #include <cmath>
 #include <cstring>
 
@@ -10,7 +11,16 @@ using namespace goat::test;
 namespace goat::GOAT_TARGET {
 namespace {
 
-enum class Fault { none, static_array, dynamic_array, global_array, no_tail_guard, misaligned_vector, unset_shared, read_past };
+enum class Fault {
+  none,
+  static_array,
+  dynamic_array,
+  global_array,
+  no_tail_guard,
+  misaligned_vector,
+  unset_shared,
+  read_past
+};
 
 // y = 2 x for `count` elements, by way of shared memory, with faults.
 __global__ void doubled(Fault fault, const float* x, float* y, int count, int past) {
@@ -37,7 +47,8 @@ constexpr int elements = 100;
 
 std::string run(Fault fault, std::vector<float>* result = nullptr) {
   const DeviceArray<float> x(std::vector<float>(elements, 1.0f)), y(std::size_t{elements});
-  const std::string text = report_of([&] { enqueue(doubled, dim3(2), dim3(64), 64 * sizeof(float), nullptr, fault, x, y, elements, 59); });
+  const std::string text = report_of(
+      [&] { enqueue(doubled, dim3(2), dim3(64), 64 * sizeof(float), nullptr, fault, x, y, elements, 59); });
   if (result) *result = y.values();
   return text;
 }
@@ -72,11 +83,13 @@ TEST_CASE("simt: device memory is poisoned when it is new, and shared memory in 
 TEST_CASE("simt: writes behind shared and device memory are reported") {
   if (address_sanitizer) return;  // the next test
   ScopedOptions scope;
-  for (const auto& [fault, what] : {std::pair(Fault::static_array, "tile"), std::pair(Fault::dynamic_array, "dynamic shared memory"),
-                                    std::pair(Fault::global_array, "device"), std::pair(Fault::no_tail_guard, "device")}) {
+  for (const auto& [fault, what] :
+       {std::pair(Fault::static_array, "tile"), std::pair(Fault::dynamic_array, "dynamic shared memory"),
+        std::pair(Fault::global_array, "device"), std::pair(Fault::no_tail_guard, "device")}) {
     const std::string report = run(fault);
     INFO(report);
-    CHECK_THAT(report, ContainsSubstring("out of bounds") && ContainsSubstring(what) && ContainsSubstring("doubled (test_simt_memory.cpp"));
+    CHECK_THAT(report, ContainsSubstring("out of bounds") && ContainsSubstring(what) &&
+                           ContainsSubstring("doubled (test_simt_memory.cpp"));
     if (race_checking_available()) CHECK_THAT(report, ContainsSubstring(marked(0)));
     CHECK(run(Fault::none) == "");
   }
@@ -88,10 +101,12 @@ TEST_CASE("simt: writes behind shared and device memory are reported") {
 TEST_CASE("simt: AddressSanitizer and UBSan see what kernels do to memory") {
   if (!address_sanitizer) return;
   CHECK_THAT(run_in_child(Fault::none), ContainsSubstring("exit 0"));
-  for (Fault fault : {Fault::static_array, Fault::dynamic_array, Fault::global_array, Fault::no_tail_guard, Fault::read_past}) {
+  for (Fault fault : {Fault::static_array, Fault::dynamic_array, Fault::global_array, Fault::no_tail_guard,
+                      Fault::read_past}) {
     const std::string report = run_in_child(fault);
     INFO(report);
-    CHECK((report.find("AddressSanitizer") != std::string::npos || report.find("runtime error: index 64 out of bounds") != std::string::npos));
+    CHECK((report.find("AddressSanitizer") != std::string::npos ||
+           report.find("runtime error: index 64 out of bounds") != std::string::npos));
     CHECK_THAT(report, ContainsSubstring("test_simt_memory.cpp:"));
   }
   const std::string report = run_in_child(Fault::misaligned_vector);

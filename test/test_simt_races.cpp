@@ -1,5 +1,6 @@
-// The race checker (kernels compiled with -fsanitize=thread): each defect is reported with both source lines. Builds without it must show the same
-// defects in what the kernels compute, under some schedule, where they can.
+// The race checker (kernels compiled with -fsanitize=thread): each defect is reported with both source lines.
+// Builds without it must show the same defects in what the kernels compute, under some schedule, where they
+// can.
 #include <algorithm>
 #include <cmath>
 
@@ -111,7 +112,8 @@ bool schedules_differ(const std::function<std::vector<float>()>& run) {
       for (float& value : results.back())
         if (std::isnan(value)) value = -12345;  // comparable
     }
-  return !std::all_of(results.begin(), results.end(), [&](const auto& result) { return result == results[0]; });
+  return !std::all_of(results.begin(), results.end(),
+                      [&](const auto& result) { return result == results[0]; });
 }
 
 std::string report;  // of the latest run
@@ -203,7 +205,8 @@ TEST_CASE("simt: a missing __threadfence before the last block's ticket is found
   for (Race race : {Race::none, Race::no_fence}) {
     const DeviceArray<float> partial(8), out(std::vector<float>{0});
     const DeviceArray<unsigned> ticket(std::vector<unsigned>{0});
-    report = report_of([&] { enqueue(last_block, dim3(8), dim3(32), 0, nullptr, race, partial, ticket, out); });
+    report =
+        report_of([&] { enqueue(last_block, dim3(8), dim3(32), 0, nullptr, race, partial, ticket, out); });
     if (race == Race::none)
       CHECK(report == "");
     else

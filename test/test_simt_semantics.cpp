@@ -1,4 +1,5 @@
-// kernels/simt does what CUDA does: indices, barriers, shuffles, votes, atomics, memory, for every order of threads and any number of host threads.
+// kernels/simt does what CUDA does: indices, barriers, shuffles, votes, atomics, memory, for every order of
+// threads and any number of host threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,7 +20,9 @@ __global__ void write_indices(int* visits, int3* indices) {
   const int thread = static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
   const int place = block * static_cast<int>(blockDim.x * blockDim.y * blockDim.z) + thread;
   atomicAdd(&visits[place], 1);
-  if (thread == 0) indices[block] = make_int3(static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z));
+  if (thread == 0)
+    indices[block] =
+        make_int3(static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z));
 }
 
 template <class T>
@@ -39,8 +42,8 @@ __global__ void votes(unsigned* out) {
     out[32 + lane] = __ballot_sync(0xFFu, lane % 2);  // a group of its own
   else
     out[32 + lane] = __ballot_sync(~0xFFu, lane % 2);
-  out[64 + lane] =
-      static_cast<unsigned>(__any_sync(full, lane == 7) * 8 + __any_sync(full, 0) * 4 + __all_sync(full, 1) * 2 + __all_sync(full, lane != 7));
+  out[64 + lane] = static_cast<unsigned>(__any_sync(full, lane == 7) * 8 + __any_sync(full, 0) * 4 +
+                                         __all_sync(full, 1) * 2 + __all_sync(full, lane != 7));
   out[96 + lane] = __match_any_sync(full, lane / 4);
   out[128 + lane] = __reduce_add_sync(full, lane);
   out[160 + lane] = __reduce_max_sync(full, lane) * 100 + __reduce_min_sync(full, lane + 1);
@@ -56,7 +59,8 @@ __global__ void barrier_votes(int* out) {
   out[thread] = count * 10000 + any * 1000 + none * 100 + all * 10 + not_all;
 }
 
-// A sum over the block by shared memory, many rounds, so that a barrier that lets threads through early shows.
+// A sum over the block by shared memory, many rounds, so that a barrier that lets threads through early
+// shows.
 __global__ void rounds(int* out, int count) {
   GOAT_SHARED(ring, int[2][256]);
   int* extra = dynamic_shared<int>();
@@ -160,7 +164,8 @@ void check_shuffles() {
       for (int kind = 0; kind < 4; ++kind)
         for (int lane = 0; lane < 32; ++lane) {
           CAPTURE(width, parameter, kind, lane);
-          REQUIRE(static_cast<float>(out[kind * 32 + lane]) == static_cast<float>(100 + expected_source(kind, lane, parameter, width)));
+          REQUIRE(static_cast<float>(out[kind * 32 + lane]) ==
+                  static_cast<float>(100 + expected_source(kind, lane, parameter, width)));
         }
     }
 }
@@ -238,7 +243,8 @@ TEST_CASE("simt: __syncthreads holds every thread back, in blocks of any size") 
       enqueue(rounds, dim3(4), dim3(threads), threads * sizeof(int), nullptr, out, 9);
       std::vector<int> want(std::size_t{4} * threads);
       for (unsigned i = 0; i < want.size(); ++i) {
-        const unsigned source = (i % threads + threads - 37 % threads) % threads;  // who wrote to this thread's extra
+        const unsigned source =
+            (i % threads + threads - 37 % threads) % threads;  // who wrote to this thread's extra
         want[i] = static_cast<int>((source + 9 * 37) % threads) + 9;
       }
       CHECK(out.values() == want);

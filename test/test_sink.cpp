@@ -15,7 +15,8 @@
 using namespace goat;
 using namespace goat::test;
 
-TEST_CASE("sink features: match float64 at odd sizes, beyond the training length, in one and two dimensions", "[sink]") {
+TEST_CASE("sink features: match float64 at odd sizes, beyond the training length, in one and two dimensions",
+          "[sink]") {
   std::vector<Positions> layouts;
   for (const std::int64_t rows : {1, 2, 65, 129}) layouts.push_back(Positions::sequence(0, rows));
   layouts.push_back(Positions::sequence(32768 - 129, 129));
@@ -26,18 +27,25 @@ TEST_CASE("sink features: match float64 at odd sizes, beyond the training length
       for (const std::int64_t modes : {0, 1, 3, 8})
         for (const std::int64_t train_length : {1, 64}) {
           const auto device = open_device(name);
-          INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", M = " << modes << ", train_length = " << train_length);
+          INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", M = " << modes
+                    << ", train_length = " << train_length);
           const std::vector<double> frequency = fourier_frequencies(modes, 10000);
           const Operand features(*device, DType::f32, {positions.rows(), 2 * modes + 2}, "features");
-          device->run(SinkFeatures{features, Operand::of(*device, frequency, {modes}, "frequency", DType::f64),
-                                   Operand::of(*device, positions.values, {positions.rows(), positions.axes}, "positions", DType::i32),
+          device->run(SinkFeatures{features,
+                                   Operand::of(*device, frequency, {modes}, "frequency", DType::f64),
+                                   Operand::of(*device, positions.values, {positions.rows(), positions.axes},
+                                               "positions", DType::i32),
                                    train_length});
 
-          const std::vector<double> got = features.values(), want = sink_features(frequency, positions, static_cast<double>(train_length));
+          const std::vector<double> got = features.values(),
+                                    want = sink_features(frequency, positions,
+                                                         static_cast<double>(train_length));
           REQUIRE(got.size() == want.size());
           double worst = 0;
           for (std::size_t i = 0; i < want.size(); ++i)
-            worst = std::isfinite(got[i]) ? std::max(worst, std::abs(got[i] - want[i]) / std::max(1.0, std::abs(want[i]))) : INFINITY;
+            worst = std::isfinite(got[i])
+                        ? std::max(worst, std::abs(got[i] - want[i]) / std::max(1.0, std::abs(want[i])))
+                        : INFINITY;
           CHECK(worst <= 0x1p-24);
         }
 }
@@ -47,12 +55,14 @@ struct SinkShape {
   std::int64_t batch, rows, heads, width, units;
 };
 // widths 2M+2 for M = 0, 1, 8, 16; units as min(2F, max(2H, 4)) gives them, and others
-const std::vector<SinkShape> sink_shapes = {{1, 1, 1, 2, 4},     {3, 2, 3, 4, 6},  {1, 65, 1, 18, 4}, {3, 129, 3, 18, 6},
-                                            {2, 64, 12, 18, 24}, {1, 65, 3, 4, 7}, {2, 33, 9, 34, 35}};
+const std::vector<SinkShape> sink_shapes = {{1, 1, 1, 2, 4},    {3, 2, 3, 4, 6},     {1, 65, 1, 18, 4},
+                                            {3, 129, 3, 18, 6}, {2, 64, 12, 18, 24}, {1, 65, 3, 4, 7},
+                                            {2, 33, 9, 34, 35}};
 
 std::string describe(const SinkShape& s) {
   std::string text = "B T H F n =";
-  for (const std::int64_t extent : {s.batch, s.rows, s.heads, s.width, s.units}) text.append(" ").append(std::to_string(extent));
+  for (const std::int64_t extent : {s.batch, s.rows, s.heads, s.width, s.units})
+    text.append(" ").append(std::to_string(extent));
   return text;
 }
 
@@ -83,7 +93,8 @@ TEST_CASE("sink forward: key bias and hidden match float64, the bump is on key 0
       const SinkFixture fixture(*device, rng, shape);
       const Operand key_bias(*device, DType::f32, {shape.heads, shape.rows}, "key_bias"),
           hidden(*device, DType::f32, {shape.rows, shape.units}, "hidden");
-      device->run(SinkForward{key_bias, hidden, fixture.features, fixture.w1, fixture.b1, fixture.w2, fixture.bump});
+      device->run(
+          SinkForward{key_bias, hidden, fixture.features, fixture.w1, fixture.b1, fixture.w2, fixture.bump});
 
       const SinkMlp mlp = fixture.mlp();
       const std::vector<double> features = fixture.features.values();
@@ -95,9 +106,12 @@ TEST_CASE("sink forward: key bias and hidden match float64, the bump is on key 0
 TEST_CASE("sink forward: hidden units far out in silu's tails give finite, exact limits", "[sink]") {
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
-    const Operand features = Operand::of(*device, {1, -1}, {2, 1}, "features"), w1 = Operand::of(*device, {3e4}, {1, 1}, "w1");
-    const Operand b1 = Operand::zeros(*device, {1}, "b1"), w2 = Operand::of(*device, {1}, {1, 1}, "w2"), bump = Operand::zeros(*device, {1}, "bump");
-    const Operand key_bias(*device, DType::f32, {1, 2}, "key_bias"), hidden(*device, DType::f32, {2, 1}, "hidden");
+    const Operand features = Operand::of(*device, {1, -1}, {2, 1}, "features"),
+                  w1 = Operand::of(*device, {3e4}, {1, 1}, "w1");
+    const Operand b1 = Operand::zeros(*device, {1}, "b1"), w2 = Operand::of(*device, {1}, {1, 1}, "w2"),
+                  bump = Operand::zeros(*device, {1}, "bump");
+    const Operand key_bias(*device, DType::f32, {1, 2}, "key_bias"),
+        hidden(*device, DType::f32, {2, 1}, "hidden");
     device->run(SinkForward{key_bias, hidden, features, w1, b1, w2, bump});
     CHECK(key_bias.values() == std::vector<double>{3e4, 0});
   }
@@ -114,11 +128,17 @@ struct SinkGradients {
         dw2(Operand::normal(device, rng, {fixture.shape.heads, fixture.shape.units}, "dw2")),
         dbump(Operand::normal(device, rng, {fixture.shape.heads}, "dbump")),
         sum(device, DType::f32, {fixture.shape.heads, fixture.shape.rows}, "dkey_bias_sum"),
-        dkey_bias(Operand::normal(device, rng, {fixture.shape.batch, fixture.shape.heads, fixture.shape.rows}, "dkey_bias")),
-        hidden(Operand::of(device, fixture.mlp().hidden(fixture.features.values()), {fixture.shape.rows, fixture.shape.units}, "hidden")) {}
+        dkey_bias(Operand::normal(device, rng, {fixture.shape.batch, fixture.shape.heads, fixture.shape.rows},
+                                  "dkey_bias")),
+        hidden(Operand::of(device, fixture.mlp().hidden(fixture.features.values()),
+                           {fixture.shape.rows, fixture.shape.units}, "hidden")) {}
 
-  SinkBackward operation(const SinkFixture& fixture) const { return {dw1, db1, dw2, dbump, sum, dkey_bias, hidden, fixture.features, fixture.w2}; }
-  std::vector<std::vector<double>> parameter_gradients() const { return {dw1.values(), db1.values(), dw2.values(), dbump.values()}; }
+  SinkBackward operation(const SinkFixture& fixture) const {
+    return {dw1, db1, dw2, dbump, sum, dkey_bias, hidden, fixture.features, fixture.w2};
+  }
+  std::vector<std::vector<double>> parameter_gradients() const {
+    return {dw1.values(), db1.values(), dw2.values(), dbump.values()};
+  }
   void set(const std::vector<std::vector<double>>& values) {
     dw1.set(values[0]);
     db1.set(values[1]);
@@ -134,7 +154,8 @@ std::vector<double> summed_over_batch(const std::vector<double>& gradients, std:
 }
 }  // namespace
 
-TEST_CASE("sink backward: gradients match the derivative of sum dU u and are added to what was there", "[sink]") {
+TEST_CASE("sink backward: gradients match the derivative of sum dU u and are added to what was there",
+          "[sink]") {
   for (const std::string& name : device_names())
     for (const SinkShape& shape : sink_shapes) {
       const auto device = open_device(name);
@@ -144,7 +165,8 @@ TEST_CASE("sink backward: gradients match the derivative of sum dU u and are add
       const SinkFixture fixture(*device, rng, shape);
       const SinkGradients gradients(*device, rng, fixture);
       SinkMlp mlp = fixture.mlp();
-      const std::vector<double> features = fixture.features.values(), du = summed_over_batch(gradients.dkey_bias.values(), shape.batch);
+      const std::vector<double> features = fixture.features.values(),
+                                du = summed_over_batch(gradients.dkey_bias.values(), shape.batch);
       const auto loss = [&] {
         const std::vector<double> u = mlp.key_bias(features);
         double total = 0;
@@ -163,12 +185,14 @@ TEST_CASE("sink backward: gradients match the derivative of sum dU u and are add
       CHECK_FP32(gradients.db1.values(), want[1]);
       CHECK_FP32(gradients.dw2.values(), want[2]);
       CHECK_FP32(gradients.dbump.values(), want[3]);
-      CHECK_FP32(gradients.sum.values(), du, summed_over_batch(absolute(gradients.dkey_bias.values()), shape.batch));
+      CHECK_FP32(gradients.sum.values(), du,
+                 summed_over_batch(absolute(gradients.dkey_bias.values()), shape.batch));
     }
 }
 
 TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to double precision", "[sink]") {
-  // With w1 = 0 every key has the same hidden units, so that db1 and dw2 are multiples of sum_j dU_j, which is 0 for a softmax.
+  // With w1 = 0 every key has the same hidden units, so that db1 and dw2 are multiples of sum_j dU_j, which
+  // is 0 for a softmax.
   for (const std::string& name : device_names()) {
     const auto device = open_device(name);
     const std::uint64_t seed = fresh_seed();
@@ -182,7 +206,8 @@ TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to do
     for (std::size_t i = 0; i < du.size(); ++i)  // in the opposite order, so that no partial sum has its like
       if (i % 2048 >= 1024) du[i] = -du[i - i % 2048 + (2047 - i % 2048)];
     gradients.dkey_bias.set(du);
-    gradients.set({std::vector<double>(4 * 18), std::vector<double>(4), std::vector<double>(2 * 4), std::vector<double>(2)});
+    gradients.set({std::vector<double>(4 * 18), std::vector<double>(4), std::vector<double>(2 * 4),
+                   std::vector<double>(2)});
     device->run(gradients.operation(fixture));
 
     const SinkMlp mlp = fixture.mlp();
@@ -197,7 +222,8 @@ TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to do
         db1_terms[m] += magnitude * std::abs(mlp.w2[h * 4 + m] * s * (1 + x * (1 - s)));
       }
     const std::vector<double> db1 = gradients.db1.values(), dw2 = gradients.dw2.values();
-    for (std::size_t m = 0; m < db1.size(); ++m) CHECK(std::abs(db1[m]) <= 0x1p-40 * db1_terms[m]);  // out of reach for fp32 sums
+    for (std::size_t m = 0; m < db1.size(); ++m)
+      CHECK(std::abs(db1[m]) <= 0x1p-40 * db1_terms[m]);  // out of reach for fp32 sums
     for (std::size_t i = 0; i < dw2.size(); ++i) CHECK(std::abs(dw2[i]) <= 0x1p-40 * dw2_terms[i]);
   }
 }
@@ -225,15 +251,17 @@ TEST_CASE("sink backward: rows beyond 256 tiles match the formulas in float64", 
     constexpr std::size_t rows = 17000, units = 3, width = 2;
     const SinkFixture fixture(*device, rng, {1, rows, 1, width, units});
     SinkGradients gradients(*device, rng, fixture);
-    gradients.set({std::vector<double>(units * width), std::vector<double>(units), std::vector<double>(units), std::vector<double>(1)});
+    gradients.set({std::vector<double>(units * width), std::vector<double>(units), std::vector<double>(units),
+                   std::vector<double>(1)});
     device->run(gradients.operation(fixture));
 
-    const std::vector<double> du = gradients.dkey_bias.values(), x = gradients.hidden.values(), phi = fixture.features.values(),
-                              w2 = fixture.w2.values();
+    const std::vector<double> du = gradients.dkey_bias.values(), x = gradients.hidden.values(),
+                              phi = fixture.features.values(), w2 = fixture.w2.values();
     std::vector<double> dw1(units * width), db1(units), dw2(units);
     for (std::size_t j = 0; j < rows; ++j)
       for (std::size_t m = 0; m < units; ++m) {
-        const double value = x[j * units + m], s = 1 / (1 + std::exp(-value)), dhidden = du[j] * w2[m] * s * (1 + value * (1 - s));
+        const double value = x[j * units + m], s = 1 / (1 + std::exp(-value)),
+                     dhidden = du[j] * w2[m] * s * (1 + value * (1 - s));
         for (std::size_t f = 0; f < width; ++f) dw1[m * width + f] += dhidden * phi[j * width + f];
         db1[m] += dhidden;
         dw2[m] += du[j] * value * s;
@@ -254,16 +282,20 @@ TEST_CASE("sink: the same bits in any order of threads", "[sink]") {
     const SinkFixture fixture(*device, rng, shape);
     SinkGradients gradients(*device, rng, fixture);
     const std::vector<std::vector<double>> start = gradients.parameter_gradients();
-    const Operand frequency = Operand::of(*device, fourier_frequencies(8, 10000), {8}, "frequency", DType::f64);
-    const Operand positions = Operand::of(*device, Positions::sequence(0, shape.rows).values, {shape.rows, 1}, "positions", DType::i32);
+    const Operand frequency =
+        Operand::of(*device, fourier_frequencies(8, 10000), {8}, "frequency", DType::f64);
+    const Operand positions = Operand::of(*device, Positions::sequence(0, shape.rows).values, {shape.rows, 1},
+                                          "positions", DType::i32);
     const Operand key_bias(*device, DType::f32, {shape.heads, shape.rows}, "key_bias");
     check_schedules(name, [&] {
       gradients.set(start);
       device->run(SinkFeatures{fixture.features, frequency, positions, 64});
-      device->run(SinkForward{key_bias, gradients.hidden, fixture.features, fixture.w1, fixture.b1, fixture.w2, fixture.bump});
+      device->run(SinkForward{key_bias, gradients.hidden, fixture.features, fixture.w1, fixture.b1,
+                              fixture.w2, fixture.bump});
       device->run(gradients.operation(fixture));
       std::vector<double> results = key_bias.values();
-      for (const std::vector<double>& gradient : gradients.parameter_gradients()) results.insert(results.end(), gradient.begin(), gradient.end());
+      for (const std::vector<double>& gradient : gradients.parameter_gradients())
+        results.insert(results.end(), gradient.begin(), gradient.end());
       return results;
     });
   }

@@ -23,7 +23,9 @@ using Values = std::vector<double>;
 double logistic(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
 double silu(double x) { return x * logistic(x); }
 double silu_derivative(double x) { return logistic(x) * (1 + x * logistic(-x)); }
-double silu_derivative_terms(double x) { return logistic(x) * (1 + std::abs(x) * logistic(-x)); }  // the two cancel at x = -1.28
+double silu_derivative_terms(double x) {
+  return logistic(x) * (1 + std::abs(x) * logistic(-x));
+}  // the two cancel at x = -1.28
 
 Values map(double (*function)(double), Values values) {
   for (double& value : values) value = function(value);
@@ -35,7 +37,9 @@ Values product(Values a, const Values& b) {
   return a;
 }
 
-Values dgate_of(const Values& dout, const Values& gate, const Values& up) { return product(product(dout, up), map(silu_derivative, gate)); }
+Values dgate_of(const Values& dout, const Values& gate, const Values& up) {
+  return product(product(dout, up), map(silu_derivative, gate));
+}
 Values dgate_terms_of(const Values& dout, const Values& gate, const Values& up) {
   return absolute(product(product(dout, up), map(silu_derivative_terms, gate)));
 }
@@ -63,9 +67,11 @@ TEST_CASE("swiglu: forward and backward match float64 at odd shapes and small an
     for (const auto [N, F] : shapes) {
       for (const double scale : {1e-3, 1.0, 20.0}) {
         INFO("N = " << N << ", F = " << F << ", scale " << scale);
-        const auto gate = Operand::normal(*device, rng, {N, F}, "gate", scale, dtype), up = Operand::normal(*device, rng, {N, F}, "up", 1, dtype);
+        const auto gate = Operand::normal(*device, rng, {N, F}, "gate", scale, dtype),
+                   up = Operand::normal(*device, rng, {N, F}, "up", 1, dtype);
         const auto dout = Operand::normal(*device, rng, {N, F}, "dout", 1, dtype);
-        const Operand out(*device, dtype, {N, F}, "out"), dgate(*device, dtype, {N, F}, "dgate"), dup(*device, dtype, {N, F}, "dup");
+        const Operand out(*device, dtype, {N, F}, "out"), dgate(*device, dtype, {N, F}, "dgate"),
+            dup(*device, dtype, {N, F}, "dup");
         device->run(SwigluForward{out, gate, up});
         device->run(SwigluBackward{dgate, dup, dout, gate, up});
         const Values g = gate.values(), u = up.values(), d = dout.values();
@@ -90,12 +96,15 @@ TEST_CASE("swiglu: gate and up may be the halves of one tensor, and the gradient
       const auto dout = Operand::normal(*device, rng, {N, F}, "dout", 1, dtype);
       const Tensor gate = both.tensor().slice(1, 0, F), up = both.tensor().slice(1, F, F);
       const Values g = values_of(*device, gate), u = values_of(*device, up), d = dout.values();
-      const Operand out(*device, dtype, {N, F}, "out"), gradients(*device, dtype, {N, 2 * F}, "dgate and dup");
+      const Operand out(*device, dtype, {N, F}, "out"),
+          gradients(*device, dtype, {N, 2 * F}, "dgate and dup");
       device->run(SwigluForward{out, gate, up});
       CHECK_MATCHES(dtype, out.values(), product(map(silu, g), u));
 
-      device->run(SwigluBackward{gradients.tensor().slice(1, 0, F), gradients.tensor().slice(1, F, F), dout, gate, up});
-      CHECK_MATCHES(dtype, values_of(*device, gradients.tensor().slice(1, 0, F)), dgate_of(d, g, u), dgate_terms_of(d, g, u));
+      device->run(SwigluBackward{gradients.tensor().slice(1, 0, F), gradients.tensor().slice(1, F, F), dout,
+                                 gate, up});
+      CHECK_MATCHES(dtype, values_of(*device, gradients.tensor().slice(1, 0, F)), dgate_of(d, g, u),
+                    dgate_terms_of(d, g, u));
       CHECK_MATCHES(dtype, values_of(*device, gradients.tensor().slice(1, F, F)), dup_of(d, g));
       CHECK(values_of(*device, gate) == g);
 
@@ -114,7 +123,8 @@ TEST_CASE("swiglu: operands whose rows start at any element") {
     const std::int64_t N = 6, F = 32;
     for (const auto& [offset, stride] : {std::pair<std::int64_t, std::int64_t>{1, F + 8}, {0, F + 1}}) {
       INFO("offset " << offset << ", stride " << stride);
-      const auto wide = Operand::normal(*device, rng, {N, stride}, "wide", 1, dtype), up = Operand::normal(*device, rng, {N, F}, "up", 1, dtype);
+      const auto wide = Operand::normal(*device, rng, {N, stride}, "wide", 1, dtype),
+                 up = Operand::normal(*device, rng, {N, F}, "up", 1, dtype);
       const Tensor gate = wide.tensor().slice(1, offset, F);
       const Operand out(*device, dtype, {N, F}, "out");
       device->run(SwigluForward{out, gate, up});
@@ -129,7 +139,8 @@ TEST_CASE("swiglu: passes large gates, shuts small ones off, keeps NaN, and has 
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto gate = Operand::of(*device, {0, 100, 1e20, -200, -1e20, std::nan("")}, {1, 6}, "gate", dtype);
     const auto ones = Operand::of(*device, Values(6, 1), {1, 6}, "ones", dtype);
-    const Operand out(*device, dtype, {1, 6}, "out"), dgate(*device, dtype, {1, 6}, "dgate"), dup(*device, dtype, {1, 6}, "dup");
+    const Operand out(*device, dtype, {1, 6}, "out"), dgate(*device, dtype, {1, 6}, "dgate"),
+        dup(*device, dtype, {1, 6}, "dup");
     device->run(SwigluForward{out, gate, ones});
     device->run(SwigluBackward{dgate, dup, ones, gate, ones});
     const Values got = out.values(), slope = dgate.values();
@@ -152,7 +163,8 @@ TEST_CASE("swiglu forward: the left tail keeps its relative accuracy") {
     Values points;
     for (int step = -80 * 8; step < 0; ++step) points.push_back(step / 8.0);
     const auto n = static_cast<std::int64_t>(points.size());
-    const auto gate = Operand::of(*device, points, {1, n}, "gate"), up = Operand::of(*device, Values(points.size(), 1), {1, n}, "up");
+    const auto gate = Operand::of(*device, points, {1, n}, "gate"),
+               up = Operand::of(*device, Values(points.size(), 1), {1, n}, "up");
     const Operand out(*device, DType::f32, {1, n}, "out");
     device->run(SwigluForward{out, gate, up});
     const Values got = out.values();

@@ -82,7 +82,8 @@ TEST_CASE("tensor: slice keeps a range of one dimension") {
   const Tensor middle = x.tensor.slice(1, 1, 2);
   CHECK(middle.shape_text() == "[2, 2, 4]");
   CHECK_FALSE(middle.is_contiguous());
-  CHECK(elements_of(middle) == std::vector<std::int32_t>{4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23});
+  CHECK(elements_of(middle) ==
+        std::vector<std::int32_t>{4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23});
   CHECK(x.tensor.slice(0, 1, 1).is_contiguous());
   CHECK(elements_of(x.tensor.slice(2, 3, 1).slice(0, 1, 1)) == std::vector<std::int32_t>{15, 19, 23});
   CHECK(x.tensor.slice(1, 3, 0).elements() == 0);
@@ -122,17 +123,28 @@ TEST_CASE("tensor: misuse names the tensor, what was asked and what there is") {
   Counting x;
   const Tensor nameless = Tensor::of(x.memory.data(), {24});
   CHECK(message_of([&] { x.tensor.as<float>(); }) == "tensor 'x' [2, 3, 4] is i32 where f32 is needed");
-  CHECK(message_of([&] { x.tensor.slice(1, 2, 2); }) == "tensor 'x' [2, 3, 4] has no 2 indices from 2 on in dimension 1");
-  CHECK(message_of([&] { x.tensor.slice(1, -1, 2); }) == "tensor 'x' [2, 3, 4] has no 2 indices from -1 on in dimension 1");
+  CHECK(message_of([&] { x.tensor.slice(1, 2, 2); }) ==
+        "tensor 'x' [2, 3, 4] has no 2 indices from 2 on in dimension 1");
+  CHECK(message_of([&] { x.tensor.slice(1, -1, 2); }) ==
+        "tensor 'x' [2, 3, 4] has no 2 indices from -1 on in dimension 1");
   CHECK(message_of([&] { x.tensor.slice(3, 0, 1); }) == "tensor 'x' [2, 3, 4] has no dimension 3");
   CHECK(message_of([&] { x.tensor.slice(-1, 0, 1); }) == "tensor 'x' [2, 3, 4] has no dimension -1");
-  CHECK(message_of([&] { x.tensor.slice(0, 0, -1); }) == "tensor 'x' [2, 3, 4]: a slice cannot have -1 indices");
+  CHECK(message_of([&] { x.tensor.slice(0, 0, -1); }) ==
+        "tensor 'x' [2, 3, 4]: a slice cannot have -1 indices");
   CHECK(message_of([&] { x.tensor.select(2, 4); }) == "tensor 'x' [2, 3, 4] has no index 4 in dimension 2");
-  CHECK(message_of([&] { x.tensor.reshape({5, 5}); }) == "tensor 'x' [2, 3, 4] cannot be reshaped to [5, 5]: 24 elements are not 25");
-  CHECK(message_of([&] { x.tensor.select(2, 0).reshape({6}); }) == "tensor 'x' [2, 3] cannot be reshaped to [6]: it is not contiguous");
-  CHECK(message_of([&] { nameless.slice(0, 0, 25); }) == "tensor [24] has no 25 indices from 0 on in dimension 0");
-  CHECK(message_of([&] { Tensor::of(x.memory.data(), {2, -3}, "y"); }) == "tensor 'y': an extent cannot be -3");
-  CHECK(message_of([&] { Tensor::of(x.memory.data(), {1, 1, 1, 1, 1, 1}, "y"); }) == "tensor 'y' has 6 dimensions, where at most 5 are possible");
+  CHECK(message_of([&] {
+          x.tensor.reshape({5, 5});
+        }) == "tensor 'x' [2, 3, 4] cannot be reshaped to [5, 5]: 24 elements are not 25");
+  CHECK(message_of([&] { x.tensor.select(2, 0).reshape({6}); }) ==
+        "tensor 'x' [2, 3] cannot be reshaped to [6]: it is not contiguous");
+  CHECK(message_of([&] { nameless.slice(0, 0, 25); }) ==
+        "tensor [24] has no 25 indices from 0 on in dimension 0");
+  CHECK(message_of([&] {
+          Tensor::of(x.memory.data(), {2, -3}, "y");
+        }) == "tensor 'y': an extent cannot be -3");
+  CHECK(message_of([&] {
+          Tensor::of(x.memory.data(), {1, 1, 1, 1, 1, 1}, "y");
+        }) == "tensor 'y' has 6 dimensions, where at most 5 are possible");
 }
 
 TEST_CASE("tensor: a slice near the largest integer does not wrap around") {

@@ -14,14 +14,17 @@ using goat::test::Rng;
 
 namespace {
 
-std::vector<std::int64_t> counts_of(const SamplingRule& rule, const std::vector<float>& logits, std::int64_t draws, std::uint64_t seed = 17) {
+std::vector<std::int64_t> counts_of(const SamplingRule& rule, const std::vector<float>& logits,
+                                    std::int64_t draws, std::uint64_t seed = 17) {
   TokenSampler sampler(rule, seed);
   std::vector<std::int64_t> counts(logits.size());
-  for (std::int64_t n = 0; n < draws; ++n) ++counts[static_cast<std::size_t>(sampler.sample(logits, static_cast<std::uint64_t>(n)))];
+  for (std::int64_t n = 0; n < draws; ++n)
+    ++counts[static_cast<std::size_t>(sampler.sample(logits, static_cast<std::uint64_t>(n)))];
   return counts;
 }
 
-// Pearson's chi-square of the counts, with no token of probability 0 drawn, within 5 standard deviations (sqrt(2 df)) of its mean df.
+// Pearson's chi-square of the counts, with no token of probability 0 drawn, within 5 standard deviations
+// (sqrt(2 df)) of its mean df.
 void check_distribution(const std::vector<std::int64_t>& counts, std::vector<double> weights) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   const auto draws = static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
@@ -34,7 +37,8 @@ void check_distribution(const std::vector<std::int64_t>& counts, std::vector<dou
     }
     const double expected = draws * weights[i] / total;
     REQUIRE(expected > 5);
-    chi_square += (static_cast<double>(counts[i]) - expected) * (static_cast<double>(counts[i]) - expected) / expected;
+    chi_square +=
+        (static_cast<double>(counts[i]) - expected) * (static_cast<double>(counts[i]) - expected) / expected;
     freedom += 1;
   }
   INFO("chi-square " << chi_square << " with " << freedom << " degrees of freedom");
@@ -56,7 +60,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 TEST_CASE("sampler: tokens come with the softmax's probabilities at every temperature") {
   for (const double temperature : {0.5, 1.0, 1.7}) {
     INFO("temperature " << temperature);
-    check_distribution(counts_of({.temperature = temperature}, skewed, draws), softmax_weights(skewed, temperature));
+    check_distribution(counts_of({.temperature = temperature}, skewed, draws),
+                       softmax_weights(skewed, temperature));
   }
 }
 
@@ -67,7 +72,9 @@ TEST_CASE("sampler: top-k draws from the k most likely tokens, renormalised") {
   check_distribution(counts_of({.top_k = 1000}, skewed, draws), softmax_weights(skewed, 1));
 }
 
-TEST_CASE("sampler: top-p draws from the fewest tokens that hold the probability, the one that crosses it included") {
+TEST_CASE(
+    "sampler: top-p draws from the fewest tokens that hold the probability, the one that crosses it "
+    "included") {
   const std::vector<double> probability = {0.05, 0.4, 0.15, 0.3, 0.1};
   std::vector<float> logits;
   for (const double p : probability) logits.push_back(static_cast<float>(std::log(p)));
@@ -91,16 +98,20 @@ TEST_CASE("sampler: top-p counts what top-k has left") {
   check_distribution(counts_of({.top_k = 2, .top_p = 0.6}, logits, draws), {0.4, 0.3, 0, 0});
 }
 
-TEST_CASE("sampler: temperature 0, top-k 1 and a tiny top-p give the most likely token, of equal ones the lowest id") {
+TEST_CASE(
+    "sampler: temperature 0, top-k 1 and a tiny top-p give the most likely token, of equal ones the lowest "
+    "id") {
   const std::uint64_t seed = goat::test::fresh_seed();
   INFO("seed " << seed);
   Rng rng(seed);
   for (int repeat = 0; repeat < 200; ++repeat) {
     std::vector<float> logits(50);
     for (float& logit : logits) logit = static_cast<float>(rng() % 8);  // many ties
-    const auto best = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    const auto best =
+        static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     for (const SamplingRule& rule :
-         {SamplingRule{.temperature = 0}, SamplingRule{.top_k = 1}, SamplingRule{.top_p = 1e-9}, SamplingRule{.temperature = 1e-300, .top_k = 1}})
+         {SamplingRule{.temperature = 0}, SamplingRule{.top_k = 1}, SamplingRule{.top_p = 1e-9},
+          SamplingRule{.temperature = 1e-300, .top_k = 1}})
       CHECK(TokenSampler(rule, seed).sample(logits, static_cast<std::uint64_t>(repeat)) == best);
   }
 }
@@ -137,7 +148,8 @@ TEST_CASE("sampler: a draw depends on seed and index alone, and differs between 
 }
 
 TEST_CASE("sampler: logits that are not finite are an error that names the token") {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), static_cast<float>(infinity), -static_cast<float>(infinity)}) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), static_cast<float>(infinity),
+                          -static_cast<float>(infinity)}) {
     std::vector<float> logits(5, 1.0f);
     logits[3] = bad;
     for (const double temperature : {0.0, 1.0}) {
@@ -148,7 +160,9 @@ TEST_CASE("sampler: logits that are not finite are an error that names the token
 }
 
 TEST_CASE("sampler: options out of range are refused and named") {
-  const auto refused = [](const SamplingRule& rule, const char* option) { CHECK_THROWS_WITH(TokenSampler(rule, 1), ContainsSubstring(option)); };
+  const auto refused = [](const SamplingRule& rule, const char* option) {
+    CHECK_THROWS_WITH(TokenSampler(rule, 1), ContainsSubstring(option));
+  };
   for (const double value : {-0.1, infinity, std::nan("")}) refused({.temperature = value}, "--temperature");
   for (const double value : {0.0, -1.0, 1.01, std::nan("")}) refused({.top_p = value}, "--top-p");
   refused({.top_k = -1}, "--top-k");

@@ -41,8 +41,9 @@ TEST_CASE("utf-8: only a character that may still be completed is held back") {
       CHECK(held_back(character + character.substr(0, bytes)) == (bytes == character.size() ? 0 : bytes));
     }
   // what cannot become a character passes at once
-  for (const std::string invalid : {"\x80", "\xbf\xbf\xbf\xbf", "\xc0", "\xc1", "\xf5", "\xff", "\xe0\x80", "\xed\xa0", "\xf0\x80\x80", "\xf4\x90",
-                                    "\xc3(", "\xe2\x82(", "\xf0\x9f\x90("}) {
+  for (const std::string invalid :
+       {"\x80", "\xbf\xbf\xbf\xbf", "\xc0", "\xc1", "\xf5", "\xff", "\xe0\x80", "\xed\xa0", "\xf0\x80\x80",
+        "\xf4\x90", "\xc3(", "\xe2\x82(", "\xf0\x9f\x90("}) {
     INFO("invalid of " << invalid.size() << " bytes");
     CHECK(held_back(invalid) == 0);
     CHECK(held_back("abcd" + invalid) == 0);

@@ -20,12 +20,14 @@ inline std::vector<double> absolute(std::vector<double> values) {
 }
 
 // Of values [B, H, T], each head's sum over the batch and the first `count` of T (all if negative): [H].
-inline std::vector<double> sum_per_head(const std::vector<double>& values, std::int64_t batch, std::int64_t heads, std::int64_t count = -1) {
+inline std::vector<double> sum_per_head(const std::vector<double>& values, std::int64_t batch,
+                                        std::int64_t heads, std::int64_t count = -1) {
   const std::int64_t length = static_cast<std::int64_t>(values.size()) / (batch * heads);
   std::vector<double> sums(static_cast<std::size_t>(heads));
   for (std::int64_t n = 0; n < batch * heads; ++n) {
     const double* row = values.data() + n * length;
-    sums[static_cast<std::size_t>(n % heads)] += std::accumulate(row, row + (count < 0 ? length : count), 0.0);
+    sums[static_cast<std::size_t>(n % heads)] +=
+        std::accumulate(row, row + (count < 0 ? length : count), 0.0);
   }
   return sums;
 }

@@ -28,14 +28,16 @@ std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 void check_range(const char* option, std::int64_t value, std::int64_t count, const char* what) {
   if (value < 0 || value >= count)
-    throw ConfigError(std::string(option) + " " + std::to_string(value) + ": the model has the " + what + " 0 to " + std::to_string(count - 1));
+    throw ConfigError(std::string(option) + " " + std::to_string(value) + ": the model has the " + what +
+                      " 0 to " + std::to_string(count - 1));
 }
 
 void check_options(const AnalyzeOptions& options, const Config& config) {
   check_range("--layer", options.layer, config.model.layers, "layers");
   check_range("--head", options.head, config.model.heads, "heads");
   if (options.length != 0 && (options.length < 2 || options.length > longest))
-    throw ConfigError("--length " + std::to_string(options.length) + ": expected 2 to " + std::to_string(longest) + " positions");
+    throw ConfigError("--length " + std::to_string(options.length) + ": expected 2 to " +
+                      std::to_string(longest) + " positions");
 }
 
 // The prior of one layer as the model computes with it.
@@ -43,7 +45,8 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
   const Config& config = model.config();
   const auto read = [&](const std::string& name) {
     const auto& stored = model.parameters().stored();
-    const auto tensor = std::ranges::find(stored, "blocks." + std::to_string(layer) + ".attn.prior." + name, &StoredTensor::name);
+    const auto tensor = std::ranges::find(stored, "blocks." + std::to_string(layer) + ".attn.prior." + name,
+                                          &StoredTensor::name);
     const std::vector<float> values = model.parameters().read(device, *tensor);
     return std::vector<double>(values.begin(), values.end());
   };
@@ -51,7 +54,9 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
       .heads = config.model.heads,
       .alpha = read("alpha"),
       .beta = read("beta"),
-      .frequency = config.prior.learned_frequencies ? read("frequency") : fourier_frequencies(config.prior.pos_rank, config.prior.base),
+      .frequency = config.prior.learned_frequencies
+                       ? read("frequency")
+                       : fourier_frequencies(config.prior.pos_rank, config.prior.base),
       .slope = std::vector<double>(index(config.model.heads)),
       .bump = read("bump"),
       .w1 = read("sink.w1"),
@@ -66,7 +71,8 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
 }
 
 // The log-normaliser of every row of every head [L, H, T], and the heads' statistics.
-std::vector<double> measure_prior(PriorReport& prior, std::int64_t layers, std::int64_t heads, std::int64_t length) {
+std::vector<double> measure_prior(PriorReport& prior, std::int64_t layers, std::int64_t heads,
+                                  std::int64_t length) {
   std::vector<double> log_normaliser(index(layers * heads * length));
   prior.statistics.resize(index(layers * heads));
 #pragma omp parallel for schedule(dynamic)
@@ -81,8 +87,10 @@ std::vector<double> measure_prior(PriorReport& prior, std::int64_t layers, std::
 
 std::vector<double> report_prior(AnalysisReport& report, const TrainedModel& model, Device& device) {
   const std::int64_t layers = model.config().model.layers, heads = model.config().model.heads;
-  PriorReport& prior = report.prior.emplace(PriorReport{.weights = {}, .curves = {layers, heads, report.length}, .statistics = {}, .spectrum = {}});
-  for (std::int64_t layer = 0; layer < layers; ++layer) prior.curves.evaluate(layer, prior.weights.emplace_back(read_prior(model, device, layer)));
+  PriorReport& prior = report.prior.emplace(
+      PriorReport{.weights = {}, .curves = {layers, heads, report.length}, .statistics = {}, .spectrum = {}});
+  for (std::int64_t layer = 0; layer < layers; ++layer)
+    prior.curves.evaluate(layer, prior.weights.emplace_back(read_prior(model, device, layer)));
   prior.spectrum = spectrum_of(prior.weights);
   return measure_prior(prior, layers, heads, report.length);
 }
@@ -94,7 +102,8 @@ std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const Anal
   config.eval.batches = std::max<std::int64_t>(config.eval.batches, 1);  // 0 would mean no validation data
   if (!options.data.empty()) {
     if (config.data.source != "shards")
-      throw ConfigError("--data " + options.data + ": the model was trained on generated data (data.source = \"" + config.data.source +
+      throw ConfigError("--data " + options.data +
+                        ": the model was trained on generated data (data.source = \"" + config.data.source +
                         "\"), and is probed on that; leave --data out");
     config.data.val = options.data;
     return open_validation_source(config);
@@ -105,13 +114,16 @@ std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const Anal
   } catch (const DataError& error) {
     reason = error.what();
   }
-  std::fprintf(stderr, "warning: signal_vs_sink.npy is left out: %s\nname other shards with --data GLOB\n", reason.c_str());
+  std::fprintf(stderr, "warning: signal_vs_sink.npy is left out: %s\nname other shards with --data GLOB\n",
+               reason.c_str());
   return nullptr;
 }
 
 // log_normaliser [L, H, T] of the learned prior; empty: the prior is uniform.
-void report_probe(AnalysisReport& report, const TrainedModel& model, Device& device, TokenSource& source, const std::vector<double>& log_normaliser) {
-  const std::int64_t layers = report.config.model.layers, heads = report.config.model.heads, length = report.length;
+void report_probe(AnalysisReport& report, const TrainedModel& model, Device& device, TokenSource& source,
+                  const std::vector<double>& log_normaliser) {
+  const std::int64_t layers = report.config.model.layers, heads = report.config.model.heads,
+                     length = report.length;
   const PriorCurves uniform(1, 1, length);
   std::vector<double> log_keys(index(length));
   for (std::int64_t i = 0; i < length; ++i) log_keys[index(i)] = std::log(static_cast<double>(i + 1));
@@ -121,7 +133,8 @@ void report_probe(AnalysisReport& report, const TrainedModel& model, Device& dev
                            std::span(log_normaliser).subspan(index(flat * length), index(length))};
 
   const std::int64_t affordable = std::clamp<std::int64_t>(most_probe_tokens / length, 1, most_sequences);
-  const std::int64_t sequences = static_cast<std::int64_t>(std::min<std::uint64_t>(source.sequences(), static_cast<std::uint64_t>(affordable)));
+  const std::int64_t sequences = static_cast<std::int64_t>(
+      std::min<std::uint64_t>(source.sequences(), static_cast<std::uint64_t>(affordable)));
   report.probe_data = source.description();
   report.probe = probe_attention(report.config, model.parameters(), device, source, sequences, priors);
 }
@@ -139,8 +152,8 @@ void prepare_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw std::runtime_error("cannot create the folder " + folder.string() + ": " + error.message());
-  for (const char* name :
-       {"analysis.json", "sink.npy", "sink_slope.npy", "sink_mlp.npy", "sink_bump.npy", "kappa.npy", "log_prior.npy", "signal_vs_sink.npy"})
+  for (const char* name : {"analysis.json", "sink.npy", "sink_slope.npy", "sink_mlp.npy", "sink_bump.npy",
+                           "kappa.npy", "log_prior.npy", "signal_vs_sink.npy"})
     fs::remove(folder / name);
 }
 
@@ -153,22 +166,29 @@ void write_files(const AnalysisReport& report, const fs::path& folder) {
     write_npy(folder / "sink_bump.npy", curves.shape(), curves.bump());
     write_npy(folder / "kappa.npy", curves.shape(), curves.relative());
     const std::int64_t n = report.log_prior_length;
-    write_npy(folder / "log_prior.npy", {n, n}, log_prior_matrix(curves.log_prior(report.log_prior_layer, report.log_prior_head), n));
+    write_npy(folder / "log_prior.npy", {n, n},
+              log_prior_matrix(curves.log_prior(report.log_prior_layer, report.log_prior_head), n));
   }
   if (report.probe) {
     const ProbeReadings& probe = *report.probe;
-    write_npy(folder / "signal_vs_sink.npy", {probe.layers, probe.heads, probe.sequences, probe.length, ProbeReadings::columns}, probe.values);
+    write_npy(folder / "signal_vs_sink.npy",
+              {probe.layers, probe.heads, probe.sequences, probe.length, ProbeReadings::columns},
+              probe.values);
   }
   write_file_atomically(folder / "analysis.json", to_json(report).dump(2) + "\n");
 }
 
 void print_files(const AnalysisReport& report, const fs::path& folder) {
-  std::printf("\nwritten to %s: analysis.json%s%s\n", folder.c_str(),
-              report.prior ? ", sink.npy, sink_slope.npy, sink_mlp.npy, sink_bump.npy, kappa.npy, log_prior.npy" : "",
-              report.probe ? ", signal_vs_sink.npy" : "");
-  if (!report.prior) std::printf("attention \"%s\" has no learned prior: no prior files\n", report.config.model.attention.c_str());
+  std::printf(
+      "\nwritten to %s: analysis.json%s%s\n", folder.c_str(),
+      report.prior ? ", sink.npy, sink_slope.npy, sink_mlp.npy, sink_bump.npy, kappa.npy, log_prior.npy" : "",
+      report.probe ? ", signal_vs_sink.npy" : "");
+  if (!report.prior)
+    std::printf("attention \"%s\" has no learned prior: no prior files\n",
+                report.config.model.attention.c_str());
   if (report.prior && report.log_prior_length < report.length)
-    std::printf("log_prior.npy holds the first %lld positions only\n", static_cast<long long>(report.log_prior_length));
+    std::printf("log_prior.npy holds the first %lld positions only\n",
+                static_cast<long long>(report.log_prior_length));
 }
 }  // namespace
 

@@ -16,17 +16,20 @@ struct AttentionActivations {
   void plan(const std::string& prefix, const Config& config, BatchShape shape, MemoryPlan& memory);
 };
 
-// The variants differ in what they do between the QKV projection and the attention kernel (goat: lanes) and in the slope; this class is where they
-// meet.
+// The variants differ in what they do between the QKV projection and the attention kernel (goat: lanes) and
+// in the slope; this class is where they meet.
 class AttentionLayer {
  public:
   // cached_qkv: the layer's tensor of a KvCache, or nullptr.
-  AttentionLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix, const Tensor* cached_qkv);
+  AttentionLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix,
+                 const Tensor* cached_qkv);
   void plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory);
 
-  void forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& out, const Tensor& x);
+  void forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& out,
+               const Tensor& x);
   // dx = gradient of x from dout; adds to the parameters' gradients.
-  void backward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& dx, const Tensor& dout, const Tensor& x);
+  void backward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& dx,
+                const Tensor& dout, const Tensor& x);
 
  private:
   Tensor slope() const { return prior_ ? prior_->slope() : Tensor{}; }

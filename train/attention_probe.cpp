@@ -11,11 +11,13 @@ namespace {
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
-QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser, std::span<double> scratch) {
+QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser,
+                        std::span<double> scratch) {
   const std::size_t keys = content.size();
   const auto i = static_cast<std::int64_t>(keys) - 1;
   const std::span<double> logit = scratch.first(keys);
-  for (std::size_t j = 0; j < keys; ++j) logit[j] = static_cast<double>(content[j]) + prior.at(i, static_cast<std::int64_t>(j));
+  for (std::size_t j = 0; j < keys; ++j)
+    logit[j] = static_cast<double>(content[j]) + prior.at(i, static_cast<std::int64_t>(j));
   const double top = *std::ranges::max_element(logit);
   double sum = 0, recent = 0;
   for (std::size_t j = 0; j < keys; ++j) {
@@ -33,17 +35,20 @@ QueryReading read_query(std::span<const float> content, const LogPrior& prior, d
   reading.recent = recent / sum;
   constexpr double rounding = 1e-9;
   for (std::size_t j = 0; j < keys; ++j) {
-    const double log_p = logit[j] - log_sum, log_pi = prior.at(i, static_cast<std::int64_t>(j)) - log_normaliser;
+    const double log_p = logit[j] - log_sum,
+                 log_pi = prior.at(i, static_cast<std::int64_t>(j)) - log_normaliser;
     if (!(std::abs(log_p - log_pi) <= reading.omega + rounding)) ++reading.violations;  // a NaN counts
   }
   return reading;
 }
 
-double ProbeReadings::mean(std::int64_t layer, std::int64_t head, std::int64_t column, std::int64_t first_row) const {
+double ProbeReadings::mean(std::int64_t layer, std::int64_t head, std::int64_t column,
+                           std::int64_t first_row) const {
   double sum = 0;
   for (std::int64_t s = 0; s < sequences; ++s)
     for (std::int64_t i = first_row; i < length; ++i)
-      sum += static_cast<double>(values[index((((layer * heads + head) * sequences + s) * length + i) * columns + column)]);
+      sum += static_cast<double>(
+          values[index((((layer * heads + head) * sequences + s) * length + i) * columns + column)]);
   return sum / static_cast<double>(sequences * (length - first_row));
 }
 
@@ -53,8 +58,8 @@ namespace {
 class HeadProbe {
  public:
   // qkv: packed [T, 3, H, d_h] of one sequence; the first content_dim coordinates of q and k are content.
-  HeadProbe(const std::vector<float>& qkv, std::int64_t length, std::int64_t heads, std::int64_t head, std::int64_t head_dim,
-            std::int64_t content_dim, float scale)
+  HeadProbe(const std::vector<float>& qkv, std::int64_t length, std::int64_t heads, std::int64_t head,
+            std::int64_t head_dim, std::int64_t content_dim, float scale)
       : length_(length),
         content_dim_(content_dim),
         q_(index(length * content_dim)),
@@ -80,22 +85,27 @@ class HeadProbe {
 #pragma omp simd
       for (std::int64_t j = 0; j <= i; ++j) s[j] += q * k[j];
     }
-    return read_query(std::span(content_).first(index(i + 1)), prior.log_prior, prior.log_normaliser[index(i)], scratch_);
+    return read_query(std::span(content_).first(index(i + 1)), prior.log_prior,
+                      prior.log_normaliser[index(i)], scratch_);
   }
 
  private:
   std::int64_t length_, content_dim_;
-  std::vector<float> q_, k_;  // sigma q [T, d_c]; k transposed [d_c, T], so that a row of logits is built by vectors of keys
+  std::vector<float> q_,
+      k_;  // sigma q [T, d_c]; k transposed [d_c, T], so that a row of logits is built by vectors of keys
   std::vector<float> content_;
   std::vector<double> scratch_;
 };
 
 // Reads one head of one sequence into the readings.
-void read_head(ProbeReadings& readings, HeadProbe head, const NormalisedPrior& prior, std::int64_t layer_head, std::int64_t sequence) {
-  float* out = &readings.values[index((layer_head * readings.sequences + sequence) * readings.length * ProbeReadings::columns)];
+void read_head(ProbeReadings& readings, HeadProbe head, const NormalisedPrior& prior, std::int64_t layer_head,
+               std::int64_t sequence) {
+  float* out = &readings.values[index((layer_head * readings.sequences + sequence) * readings.length *
+                                      ProbeReadings::columns)];
   for (std::int64_t i = 0; i < readings.length; ++i, out += ProbeReadings::columns) {
     const QueryReading reading = head.read(i, prior);
-    const double columns[ProbeReadings::columns] = {reading.omega, reading.first, reading.largest, reading.recent};
+    const double columns[ProbeReadings::columns] = {reading.omega, reading.first, reading.largest,
+                                                    reading.recent};
     std::ranges::transform(columns, out, [](double value) { return static_cast<float>(value); });
     readings.theorem1_keys[index(layer_head)] += i + 1;
     readings.theorem1_violations[index(layer_head)] += reading.violations;
@@ -117,7 +127,8 @@ ProbeReadings empty_readings(const Config& config, std::int64_t sequences, std::
 
 }  // namespace
 
-ProbeReadings probe_attention(const Config& config, const ParameterSet& parameters, Device& device, TokenSource& source, std::int64_t sequences,
+ProbeReadings probe_attention(const Config& config, const ParameterSet& parameters, Device& device,
+                              TokenSource& source, std::int64_t sequences,
                               const std::vector<NormalisedPrior>& priors) {
   const std::int64_t heads = config.model.heads, length = priors.at(0).log_prior.length();
   ProbeReadings readings = empty_readings(config, sequences, length);
@@ -126,7 +137,9 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
   memory.allocate(device, "Give a smaller --length");
   model.bind(device);
 
-  const float scale = config.model.attn_scale == "none" ? 1.0f : static_cast<float>(1 / std::sqrt(static_cast<double>(config.content_dim())));
+  const float scale = config.model.attn_scale == "none"
+                          ? 1.0f
+                          : static_cast<float>(1 / std::sqrt(static_cast<double>(config.content_dim())));
   std::vector<float> host;
   std::int64_t sequence = 0;
   model.set_attention_observer([&](std::int64_t layer, const Tensor& qkv) {
@@ -135,8 +148,9 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
 #pragma omp parallel for schedule(dynamic)
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t layer_head = layer * heads + head;
-      read_head(readings, HeadProbe(host, length, heads, head, config.head_dim(), config.content_dim(), scale), priors[index(layer_head)], layer_head,
-                sequence);
+      read_head(readings,
+                HeadProbe(host, length, heads, head, config.head_dim(), config.content_dim(), scale),
+                priors[index(layer_head)], layer_head, sequence);
     }
   });
   std::vector<std::int32_t> inputs(index(length)), targets(index(length));

@@ -35,36 +35,45 @@ std::int64_t step_of(const fs::path& folder) {
 
 bool is_unfinished_save(const fs::path& folder) { return folder.filename().string().starts_with(".step_"); }
 
-std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters, const std::vector<std::string>& prefixes) {
+std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters,
+                                         const std::vector<std::string>& prefixes) {
   std::vector<SafetensorsEntry> entries;
   for (const std::string& prefix : prefixes)
-    for (const StoredTensor& tensor : parameters.stored()) entries.push_back({prefix + tensor.name, tensor.shape});
+    for (const StoredTensor& tensor : parameters.stored())
+      entries.push_back({prefix + tensor.name, tensor.shape});
   return entries;
 }
 
 // Writes the stored tensors of each of `kinds` (weights, or Adam's m and v) as one file.
-Manifest::File write_tensors(const fs::path& path, const std::vector<std::string>& prefixes, const std::vector<ParameterSet::Kind>& kinds,
-                             std::int64_t step, Device& device, const ParameterSet& parameters) {
+Manifest::File write_tensors(const fs::path& path, const std::vector<std::string>& prefixes,
+                             const std::vector<ParameterSet::Kind>& kinds, std::int64_t step, Device& device,
+                             const ParameterSet& parameters) {
   FileWriter file(path);
   const std::size_t count = parameters.stored().size();
-  write_safetensors(file, entries_of(parameters, prefixes), {{"format", "pt"}, {"step", std::to_string(step)}}, [&](std::size_t i) {
-    parameters.read_pieces(device, parameters.stored()[i % count], kinds[i / count], [&](std::span<const float> piece) {
-      file.write({reinterpret_cast<const char*>(piece.data()), piece.size_bytes()});
-    });
-  });
+  write_safetensors(file, entries_of(parameters, prefixes),
+                    {{"format", "pt"}, {"step", std::to_string(step)}}, [&](std::size_t i) {
+                      parameters.read_pieces(
+                          device, parameters.stored()[i % count], kinds[i / count],
+                          [&](std::span<const float> piece) {
+                            file.write({reinterpret_cast<const char*>(piece.data()), piece.size_bytes()});
+                          });
+                    });
   file.commit();
   return {path.filename().string(), file.bytes(), file.checksum()};
 }
 
-void load_tensors(const fs::path& path, const std::string& prefix, ParameterSet::Kind kind, Device& device, const ParameterSet& parameters,
-                  std::size_t tensors) {
+void load_tensors(const fs::path& path, const std::string& prefix, ParameterSet::Kind kind, Device& device,
+                  const ParameterSet& parameters, std::size_t tensors) {
   SafetensorsReader file(path);
   if (file.entries().size() != tensors)
-    throw DataError(path.string() + ": holds " + std::to_string(file.entries().size()) + " tensors where this model has " + std::to_string(tensors) +
+    throw DataError(path.string() + ": holds " + std::to_string(file.entries().size()) +
+                    " tensors where this model has " + std::to_string(tensors) +
                     "; is it another model's checkpoint?");
   for (const StoredTensor& tensor : parameters.stored()) {
     const SafetensorsEntry& entry = file.find(prefix + tensor.name, tensor.shape);
-    parameters.write_pieces(device, tensor, kind, [&](std::int64_t first, std::span<float> elements) { file.read(entry, first, elements); });
+    parameters.write_pieces(device, tensor, kind, [&](std::int64_t first, std::span<float> elements) {
+      file.read(entry, first, elements);
+    });
   }
 }
 
@@ -78,8 +87,11 @@ T member(const nlohmann::json& json, const char* name, const std::string& origin
   else if constexpr (std::is_same_v<T, double>)
     good = good && (found->is_number() || found->is_null());  // null: not a number
   else
-    good = good && found->is_number_unsigned() && found->template get<std::uint64_t>() < (std::uint64_t{1} << 62);
-  if (!good) throw DataError(origin + ": '" + name + "' is missing or not what a checkpoint's manifest holds; the file is damaged");
+    good = good && found->is_number_unsigned() &&
+           found->template get<std::uint64_t>() < (std::uint64_t{1} << 62);
+  if (!good)
+    throw DataError(origin + ": '" + name +
+                    "' is missing or not what a checkpoint's manifest holds; the file is damaged");
   if constexpr (std::is_same_v<T, double>)
     if (found->is_null()) return RunState::nan;
   return found->template get<T>();
@@ -87,7 +99,8 @@ T member(const nlohmann::json& json, const char* name, const std::string& origin
 
 nlohmann::json manifest_json(const Manifest& manifest) {
   nlohmann::json files = nlohmann::json::array();
-  for (const auto& file : manifest.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.checksum}});
+  for (const auto& file : manifest.files)
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.checksum}});
   return {{"format", manifest_format},
           {"step", manifest.state.step},
           {"updates", manifest.state.updates},
@@ -113,8 +126,8 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   if (!json.is_object() || text.find('\0') != text.npos)  // the library takes a NUL for the end
     throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
   if (json.value("format", nlohmann::json()) != manifest_format)
-    throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() + ", this program reads format " +
-                    std::to_string(manifest_format));
+    throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() +
+                    ", this program reads format " + std::to_string(manifest_format));
   const std::string checksum = member<std::string>(json, "xxh3_64", origin);
   json.erase("xxh3_64");
   if (checksum_of(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) != checksum)
@@ -126,16 +139,19 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   manifest.state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
   manifest.state.seconds = member<double>(json, "seconds", origin);
   const auto window = json.find("spike_window");
-  if (window == json.end() || !window->is_array() || !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
+  if (window == json.end() || !window->is_array() ||
+      !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
     throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
   manifest.state.spike_window = window->get<std::vector<double>>();
   manifest.state.loss = member<double>(json, "loss", origin);
   manifest.state.validation_loss = member<double>(json, "val_loss", origin);
   manifest.config = member<std::string>(json, "config", origin);
-  if (!json.contains("files") || !json["files"].is_array()) throw DataError(origin + ": 'files' is missing; the file is damaged");
+  if (!json.contains("files") || !json["files"].is_array())
+    throw DataError(origin + ": 'files' is missing; the file is damaged");
   for (const nlohmann::json& file : json["files"]) {
-    manifest.files.push_back(
-        {member<std::string>(file, "name", origin), member<std::uint64_t>(file, "bytes", origin), member<std::string>(file, "xxh3_64", origin)});
+    manifest.files.push_back({member<std::string>(file, "name", origin),
+                              member<std::uint64_t>(file, "bytes", origin),
+                              member<std::string>(file, "xxh3_64", origin)});
     if (manifest.files.back().name.find('/') != std::string::npos)
       throw DataError(origin + ": '" + manifest.files.back().name + "' is not a plain file name");
   }
@@ -144,7 +160,8 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
 
 Manifest verify_checkpoint(const fs::path& folder) {
   const fs::path path = folder / manifest_file;
-  if (!fs::exists(path)) throw DataError(folder.string() + ": no " + manifest_file + ": not a complete checkpoint");
+  if (!fs::exists(path))
+    throw DataError(folder.string() + ": no " + manifest_file + ": not a complete checkpoint");
   std::string text;
   try {
     text = read_small_file(path);
@@ -157,7 +174,9 @@ Manifest verify_checkpoint(const fs::path& folder) {
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(file_path, error);
     if (error) throw DataError(file_path.string() + ": listed in " + manifest_file + " but missing");
-    if (bytes != file.bytes) throw DataError(file_path.string() + ": " + std::to_string(bytes) + " bytes, expected " + std::to_string(file.bytes));
+    if (bytes != file.bytes)
+      throw DataError(file_path.string() + ": " + std::to_string(bytes) + " bytes, expected " +
+                      std::to_string(file.bytes));
     if (checksum_of_file(file_path) != file.checksum)
       throw DataError(file_path.string() + ": its checksum does not match state.json; the file is damaged");
   }
@@ -173,7 +192,8 @@ std::vector<fs::path> checkpoint_folders(const fs::path& run) {
   return folders;
 }
 
-std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run, const std::function<void(const std::string&)>& warn) {
+std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run,
+                                                 const std::function<void(const std::string&)>& warn) {
   for (const fs::path& folder : checkpoint_folders(run)) {
     try {
       return FoundCheckpoint{folder, verify_checkpoint(folder)};
@@ -184,16 +204,20 @@ std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run, const std:
   return std::nullopt;
 }
 
-fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state, Device& device, const ParameterSet& parameters) {
-  const fs::path folder = run / "checkpoints" / step_name(state.step), unfinished = run / "checkpoints" / ("." + step_name(state.step));
+fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state, Device& device,
+                         const ParameterSet& parameters) {
+  const fs::path folder = run / "checkpoints" / step_name(state.step),
+                 unfinished = run / "checkpoints" / ("." + step_name(state.step));
   std::error_code ignored;
   fs::remove_all(unfinished, ignored);
   try {
     fs::create_directories(unfinished);
     Manifest manifest{state, to_toml(config), {}};
     using Kind = ParameterSet::Kind;
-    manifest.files.push_back(write_tensors(unfinished / model_file, {""}, {Kind::value}, state.step, device, parameters));
-    manifest.files.push_back(write_tensors(unfinished / optimizer_file, {"m.", "v."}, {Kind::m, Kind::v}, state.step, device, parameters));
+    manifest.files.push_back(
+        write_tensors(unfinished / model_file, {""}, {Kind::value}, state.step, device, parameters));
+    manifest.files.push_back(write_tensors(unfinished / optimizer_file, {"m.", "v."}, {Kind::m, Kind::v},
+                                           state.step, device, parameters));
     write_file_atomically(unfinished / manifest_file, manifest_text(manifest));
     const fs::path replaced = unfinished.string() + ".old";  // one of the same step, from before a resume
     if (fs::exists(folder)) fs::rename(folder, replaced);
@@ -208,15 +232,19 @@ fs::path save_checkpoint(const fs::path& run, const Config& config, const RunSta
 }
 
 void load_model(const fs::path& folder, Device& device, const ParameterSet& parameters) {
-  load_tensors(folder / model_file, "", ParameterSet::Kind::value, device, parameters, parameters.stored().size());
+  load_tensors(folder / model_file, "", ParameterSet::Kind::value, device, parameters,
+               parameters.stored().size());
 }
 
 void load_optimizer(const fs::path& folder, Device& device, const ParameterSet& parameters) {
-  load_tensors(folder / optimizer_file, "m.", ParameterSet::Kind::m, device, parameters, 2 * parameters.stored().size());
-  load_tensors(folder / optimizer_file, "v.", ParameterSet::Kind::v, device, parameters, 2 * parameters.stored().size());
+  load_tensors(folder / optimizer_file, "m.", ParameterSet::Kind::m, device, parameters,
+               2 * parameters.stored().size());
+  load_tensors(folder / optimizer_file, "v.", ParameterSet::Kind::v, device, parameters,
+               2 * parameters.stored().size());
 }
 
-void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t milestone, const fs::path& newest) {
+void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t milestone,
+                            const fs::path& newest) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints", error))
     if (is_unfinished_save(entry.path())) fs::remove_all(entry.path(), error);
@@ -227,7 +255,8 @@ void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t
     const bool is_recent = newer++ < keep;
     const bool is_milestone = milestone > 0 && step_of(folder) % milestone == 0;
     if (is_recent || is_milestone || !fs::exists(folder / manifest_file)) continue;
-    const fs::path hidden = folder.parent_path() / ("." + folder.filename().string());  // a step_* folder is never half removed
+    const fs::path hidden =
+        folder.parent_path() / ("." + folder.filename().string());  // a step_* folder is never half removed
     fs::rename(folder, hidden, error);
     if (!error) fs::remove_all(hidden, error);
   }

@@ -1,8 +1,8 @@
-// Checkpoints: RUN/checkpoints/step_00000800/ with model.safetensors, optimizer.safetensors and state.json, which lists the others with their
-// checksums.
+// Checkpoints: RUN/checkpoints/step_00000800/ with model.safetensors, optimizer.safetensors and state.json,
+// which lists the others with their checksums.
 //
-// A checkpoint is written into a hidden folder, every file synced, state.json last, and the folder renamed: a step_* folder is whole or was damaged
-// later, which the checksums tell.
+// A checkpoint is written into a hidden folder, every file synced, state.json last, and the folder renamed: a
+// step_* folder is whole or was damaged later, which the checksums tell.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@
 
 namespace goat {
 
-// What a run must know, besides weights and optimizer state, to go on as if it had never stopped. (The data needs no more than the step.)
+// What a run must know, besides weights and optimizer state, to go on as if it had never stopped. (The data
+// needs no more than the step.)
 struct RunState {
   std::int64_t step = 0;               // steps done
   std::int64_t updates = 0;            // updates applied
@@ -42,11 +43,13 @@ struct Manifest {
   std::vector<File> files{};
 };
 
-// state.json as text, and back. parse_manifest checks everything it returns; throws DataError that begins with `origin`.
+// state.json as text, and back. parse_manifest checks everything it returns; throws DataError that begins
+// with `origin`.
 std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(const std::string& text, const std::string& origin);
 
-// Reads state.json of a checkpoint folder and checks size and checksum of every file it lists. Throws DataError.
+// Reads state.json of a checkpoint folder and checks size and checksum of every file it lists. Throws
+// DataError.
 Manifest verify_checkpoint(const std::filesystem::path& folder);
 
 // The step_* folders of RUN/checkpoints, newest first, whole or not.
@@ -56,18 +59,25 @@ struct FoundCheckpoint {
   std::filesystem::path folder;
   Manifest manifest;
 };
-// The newest checkpoint that verifies; each newer one that does not is reported through `warn`. nullopt where there is none.
-std::optional<FoundCheckpoint> newest_checkpoint(const std::filesystem::path& run, const std::function<void(const std::string&)>& warn);
+// The newest checkpoint that verifies; each newer one that does not is reported through `warn`. nullopt where
+// there is none.
+std::optional<FoundCheckpoint> newest_checkpoint(const std::filesystem::path& run,
+                                                 const std::function<void(const std::string&)>& warn);
 
-// Writes the checkpoint of `state.step` and returns its folder; replaces one of the same step. Throws std::runtime_error; then nothing new is left.
-std::filesystem::path save_checkpoint(const std::filesystem::path& run, const Config& config, const RunState& state, Device& device,
-                                      const ParameterSet& parameters);
+// Writes the checkpoint of `state.step` and returns its folder; replaces one of the same step. Throws
+// std::runtime_error; then nothing new is left.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run, const Config& config,
+                                      const RunState& state, Device& device, const ParameterSet& parameters);
 
-void load_model(const std::filesystem::path& folder, Device& device, const ParameterSet& parameters);      // throws DataError
-void load_optimizer(const std::filesystem::path& folder, Device& device, const ParameterSet& parameters);  // throws DataError
+void load_model(const std::filesystem::path& folder, Device& device,
+                const ParameterSet& parameters);  // throws DataError
+void load_optimizer(const std::filesystem::path& folder, Device& device,
+                    const ParameterSet& parameters);  // throws DataError
 
-// Removes the oldest checkpoints beyond the newest `keep` (0: keeps all), but never one whose step is a multiple of `milestone` (0: none), never
-// `newest`, and nothing that is not a checkpoint folder. Also what interrupted saves left.
-void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t keep, std::int64_t milestone, const std::filesystem::path& newest);
+// Removes the oldest checkpoints beyond the newest `keep` (0: keeps all), but never one whose step is a
+// multiple of `milestone` (0: none), never `newest`, and nothing that is not a checkpoint folder. Also what
+// interrupted saves left.
+void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t keep, std::int64_t milestone,
+                            const std::filesystem::path& newest);
 
 }  // namespace goat

@@ -11,7 +11,7 @@ namespace goat {
 
 namespace {
 constexpr const char* examples = R"(Examples:
-  train_gpt_goat --config copy_mixture                        train the built-in task (under a minute on a laptop)
+  train_gpt_goat --config copy_mixture            train the built-in task (a minute or less)
   train_gpt_goat --config shakespeare --set train.steps=500   train a preset with one key changed
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
   train_gpt_goat --config my_run.toml --resume                continue where the run stopped
@@ -24,30 +24,44 @@ Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or chec
 
 void add_training(CLI::App& app, TrainOptions& options) {
   app.add_option("--config", options.config, "preset or .toml file")->type_name("NAME|FILE.toml");
-  app.add_option("--set", options.settings, "change a key of the config; may be repeated")->type_name("SECTION.KEY=VALUE")->allow_extra_args(false);
+  app.add_option("--set", options.settings, "change a key of the config; may be repeated")
+      ->type_name("SECTION.KEY=VALUE")
+      ->allow_extra_args(false);
   app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")->type_name("FOLDER");
-  const auto* resume = app.add_flag("--resume", options.resume, "continue the run in the folder from its newest complete checkpoint");
-  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(const_cast<CLI::Option*>(resume));
-  app.add_flag("--dry-run", options.dry_run, "print config, parameters, memory and steps, open the data, and stop");
+  const auto* resume = app.add_flag("--resume", options.resume,
+                                    "continue the run in the folder from its newest complete checkpoint");
+  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")
+      ->excludes(const_cast<CLI::Option*>(resume));
+  app.add_flag("--dry-run", options.dry_run,
+               "print config, parameters, memory and steps, open the data, and stop");
   app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint) {
-  command.add_option("--checkpoint", checkpoint, "run folder (its newest checkpoint) or step_* folder")->type_name("RUN")->required();
+  command.add_option("--checkpoint", checkpoint, "run folder (its newest checkpoint) or step_* folder")
+      ->type_name("RUN")
+      ->required();
 }
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   CLI::App& command = *app.add_subcommand("eval", "perplexity of a trained model at a list of lengths");
   add_checkpoint(command, options.checkpoint);
-  command.add_option("--data", options.data, "shards to evaluate on (default: the run's validation data)")->type_name("GLOB");
-  command.add_option("--lengths", options.lengths, "sequence lengths, as in 256,512,1024 (default: the training length)")
+  command.add_option("--data", options.data, "shards to evaluate on (default: the run's validation data)")
+      ->type_name("GLOB");
+  command
+      .add_option("--lengths", options.lengths,
+                  "sequence lengths, as in 256,512,1024 (default: the training length)")
       ->type_name("N,N,...")
       ->delimiter(',');
-  command.add_option("--protocol", options.protocol, "recut: the same tokens cut at each length; paper: the published protocol")
+  command
+      .add_option("--protocol", options.protocol,
+                  "recut: the same tokens cut at each length; paper: the published protocol")
       ->type_name("recut|paper");
-  command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")->type_name("N");
-  command.add_option("--per-token", options.per_token, "write the loss of every token")->type_name("FILE.npy");
+  command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")
+      ->type_name("N");
+  command.add_option("--per-token", options.per_token, "write the loss of every token")
+      ->type_name("FILE.npy");
   command.add_option("--json", options.json, "write the results")->type_name("FILE.json");
   return command;
 }
@@ -59,7 +73,10 @@ CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
   command.add_option("--length", options.length, "T (default: the training length)")->type_name("N");
   command.add_option("--layer", options.layer, "layer of log_prior.npy")->type_name("N");
   command.add_option("--head", options.head, "head of log_prior.npy")->type_name("N");
-  command.add_option("--data", options.data, "shards for signal_vs_sink.npy (default: the run's validation data)")->type_name("GLOB");
+  command
+      .add_option("--data", options.data,
+                  "shards for signal_vs_sink.npy (default: the run's validation data)")
+      ->type_name("GLOB");
   return command;
 }
 
@@ -68,12 +85,21 @@ CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   add_checkpoint(command, options.checkpoint);
   command.add_option("--prompt", options.prompt, "text to continue")->type_name("TEXT");
   command.add_option("--tokens", options.tokens, "tokens to generate (default: 200)")->type_name("N");
-  command.add_option("--temperature", options.temperature, "0: always the most likely token (default: 1)")->type_name("X");
-  command.add_option("--top-k", options.top_k, "only the K most likely tokens (default: off)")->type_name("K");
-  command.add_option("--top-p", options.top_p, "only the most likely tokens that have probability P together (default: off)")->type_name("P");
+  command.add_option("--temperature", options.temperature, "0: always the most likely token (default: 1)")
+      ->type_name("X");
+  command.add_option("--top-k", options.top_k, "only the K most likely tokens (default: off)")
+      ->type_name("K");
+  command
+      .add_option("--top-p", options.top_p,
+                  "only the most likely tokens that have probability P together (default: off)")
+      ->type_name("P");
   command.add_option("--seed", options.seed, "(default: 1)")->type_name("N");
-  command.add_option("--tokenizer", options.tokenizer, "how text becomes tokens (default: by the vocabulary)")->type_name("auto|bytes|gpt2|ids");
-  command.add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")->type_name("FOLDER");
+  command
+      .add_option("--tokenizer", options.tokenizer, "how text becomes tokens (default: by the vocabulary)")
+      ->type_name("auto|bytes|gpt2|ids");
+  command
+      .add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")
+      ->type_name("FOLDER");
   command.add_flag("--no-cache", options.no_cache, "recompute the whole sequence for every token");
   return command;
 }
@@ -94,7 +120,8 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
 
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i)
-    if (std::string_view(argv[i]) == "--set" && (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--")))
+    if (std::string_view(argv[i]) == "--set" &&
+        (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--")))
       throw ConfigError("--set needs a value: --set section.key=value");
   CommandLine line;
   TrainOptions training;
@@ -105,24 +132,29 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   app.footer(examples);
   app.get_formatter()->column_width(28);
   app.require_subcommand(0, 1);
-  app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")->type_name("auto|cuda|cpu|simt");
+  app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")
+      ->type_name("auto|cuda|cpu|simt");
   app.fallthrough();  // --device may stand behind the subcommand
   add_training(app, training);
-  const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis), &sample = add_sample(app, sampling);
-  const auto active = [&]() -> const CLI::App& { return eval.parsed() ? eval : analyze.parsed() ? analyze : sample.parsed() ? sample : app; };
+  const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis),
+                 &sample = add_sample(app, sampling);
+  const auto active = [&]() -> const CLI::App& {
+    return eval.parsed() ? eval : analyze.parsed() ? analyze : sample.parsed() ? sample : app;
+  };
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) + "\nRun train_gpt_goat --help for the options.");
+    throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) +
+                      "\nRun train_gpt_goat --help for the options.");
   }
   if (&active() != &app)
     for (const CLI::Option* option : app.get_options())
       if (option->count() > 0 && option->get_name() != "--device")
-        throw ConfigError(option->get_name() + " belongs to training, not to " + active().get_name() + "; see train_gpt_goat " + active().get_name() +
-                          " --help");
+        throw ConfigError(option->get_name() + " belongs to training, not to " + active().get_name() +
+                          "; see train_gpt_goat " + active().get_name() + " --help");
   if (eval.parsed())
     line.command = evaluation;
   else if (analyze.parsed())
@@ -130,7 +162,9 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   else if (sample.parsed())
     line.command = sampling;
   else if (training.config.empty() && !training.list_configs)
-    throw ConfigError("--config is missing: name a preset (see --list-configs) or a .toml file\nRun train_gpt_goat --help for the options.");
+    throw ConfigError(
+        "--config is missing: name a preset (see --list-configs) or a .toml file\nRun train_gpt_goat --help "
+        "for the options.");
   else
     line.command = training;
   return line;

@@ -14,21 +14,31 @@
 namespace goat {
 namespace {
 
-[[noreturn]] void refuse(const std::string& where, const std::string& what) { throw ConfigError(where + ": " + what); }
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  throw ConfigError(where + ": " + what);
+}
 
-std::string at_line(const std::string& origin, const toml::source_region& source) { return origin + ":" + std::to_string(source.begin.line); }
+std::string at_line(const std::string& origin, const toml::source_region& source) {
+  return origin + ":" + std::to_string(source.begin.line);
+}
 
 // Bytes of the UTF-8 character that starts at text[i]; 0 if none does.
 std::size_t utf8_length(const std::string& text, std::size_t i) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
-  const std::size_t length = byte(i) < 0x80 ? 1 : byte(i) < 0xC2 ? 0 : byte(i) < 0xE0 ? 2 : byte(i) < 0xF0 ? 3 : byte(i) < 0xF5 ? 4 : 0;
+  const std::size_t length = byte(i) < 0x80   ? 1
+                             : byte(i) < 0xC2 ? 0
+                             : byte(i) < 0xE0 ? 2
+                             : byte(i) < 0xF0 ? 3
+                             : byte(i) < 0xF5 ? 4
+                                              : 0;
   if (i + length > text.size()) return 0;
   for (std::size_t k = 1; k < length; ++k)
     if ((byte(i + k) & 0xC0) != 0x80) return 0;
   return length;
 }
 
-// Text from outside as it may stand in a message: one line of about 200 bytes at most, '?' for what cannot be printed.
+// Text from outside as it may stand in a message: one line of about 200 bytes at most, '?' for what cannot be
+// printed.
 std::string shown(const std::string& text) {
   constexpr std::size_t most = 200;
   std::string line;
@@ -57,9 +67,10 @@ bool is_section(const std::vector<Key>& keys, const std::string& name) {
   return std::find(sections.begin(), sections.end(), name) != sections.end();
 }
 
-// ------------------------------------------------------------------------------------------------------------ one value
+// ------------------------------------------------------------------------------------------------ one value
 
-// Each stores a TOML value and returns false, storing nothing, if its type does not fit. An integer fits a number; a float never fits an integer.
+// Each stores a TOML value and returns false, storing nothing, if its type does not fit. An integer fits a
+// number; a float never fits an integer.
 bool store(const IntegerKey& slot, const toml::node& node) {
   if (!node.is_integer()) return false;
   *slot.value = node.as_integer()->get();
@@ -67,7 +78,8 @@ bool store(const IntegerKey& slot, const toml::node& node) {
 }
 bool store(const NumberKey& slot, const toml::node& node) {
   if (!node.is_number()) return false;
-  *slot.value = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+  *slot.value =
+      node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
   return true;
 }
 bool store(const FlagKey& slot, const toml::node& node) {
@@ -104,16 +116,20 @@ const char* type_name(const toml::node& node) {
 // Stores a value of the right type and range in `config`, into whose members `key` points.
 void assign(Config& config, const Key& key, const toml::node& node, const std::string& where) {
   const bool fits = std::visit([&](const auto& slot) { return store(slot, node); }, key.slot);
-  if (!fits) refuse(where, key.name + " = " + source_text(node) + " is " + type_name(node) + "; expected " + expected_value(key));
-  if (!value_allowed(key)) refuse(where, key.name + " = " + source_text(node) + " is not allowed; expected " + expected_value(key));
+  if (!fits)
+    refuse(where, key.name + " = " + source_text(node) + " is " + type_name(node) + "; expected " +
+                      expected_value(key));
+  if (!value_allowed(key))
+    refuse(where, key.name + " = " + source_text(node) + " is not allowed; expected " + expected_value(key));
   // The length of a run is given by one of the two: the later setting wins.
   if (key.name == "train.steps" && config.train.steps > 0) config.train.tokens = 0;
   if (key.name == "train.tokens" && config.train.tokens > 0) config.train.steps = 0;
 }
 
-// ----------------------------------------------------------------------------------------------------------------- TOML
+// ----------------------------------------------------------------------------------------------------- TOML
 
-// What a parse error adds about its line: the line itself and, if it sets a known key, the values that the key takes.
+// What a parse error adds about its line: the line itself and, if it sets a known key, the values that the
+// key takes.
 std::string about_line(const std::string& text, std::size_t number) {
   std::istringstream lines(text);
   std::string line, section;
@@ -124,7 +140,8 @@ std::string about_line(const std::string& text, std::size_t number) {
   Config config;
   const std::vector<Key> keys = config_keys(config);
   const std::size_t equals = line.find('=');
-  const Key* key = equals == std::string::npos ? nullptr : find_key(keys, section + trimmed(line.substr(0, equals)));
+  const Key* key =
+      equals == std::string::npos ? nullptr : find_key(keys, section + trimmed(line.substr(0, equals)));
   const std::string shown_line = line.empty() ? "" : ", in the line \"" + shown(line) + "\"";
   return shown_line + (key ? "; " + key->name + " takes " + expected_value(*key) : "");
 }
@@ -135,7 +152,9 @@ bool is_ascii(std::string_view text) {
 
 // Whether a line is just KEY = "string" or KEY = 'string', with a comment behind it or not.
 bool is_quoted_value(std::string_view line) {
-  const auto skip = [&line](std::string_view characters) { line.remove_prefix(std::min(line.find_first_not_of(characters), line.size())); };
+  const auto skip = [&line](std::string_view characters) {
+    line.remove_prefix(std::min(line.find_first_not_of(characters), line.size()));
+  };
   constexpr std::string_view blank = " \t\r";
   skip(blank);
   skip("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-. \t");
@@ -152,13 +171,15 @@ bool is_quoted_value(std::string_view line) {
   return line.empty() || line.front() == '#';
 }
 
-// What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined behaviour (found by fuzzing): a character
-// outside ASCII that it meets outside a string or comment, a lone carriage return, and some section names. Empty if nothing is.
+// What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined
+// behaviour (found by fuzzing): a character outside ASCII that it meets outside a string or comment, a lone
+// carriage return, and some section names. Empty if nothing is.
 std::string unparsable(const std::string& line) {
   if (const std::size_t at = line.find('\r'); at != std::string::npos && at + 1 < line.size())
     return "carriage return within a line; end lines with \\n or \\r\\n";
   for (const char c : line)
-    if (is_control(c) && c != '\t' && c != '\r') return "control character with code " + std::to_string(c) + "; is this a text file?";
+    if (is_control(c) && c != '\t' && c != '\r')
+      return "control character with code " + std::to_string(c) + "; is this a text file?";
   const std::string text = trimmed(line);
   if (text.starts_with('#')) return "";
   if (text.find("\"\"\"") != std::string::npos || text.find("'''") != std::string::npos)
@@ -170,7 +191,9 @@ std::string unparsable(const std::string& line) {
   if (!text.starts_with('[')) return "";
   const std::string name_starts = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-\"'";
   const std::string name = trimmed(text.substr(text.starts_with("[[") ? 2 : 1));
-  return name.empty() || name_starts.find(name.front()) == std::string::npos ? "expected the name of a section after '['" : "";
+  return name.empty() || name_starts.find(name.front()) == std::string::npos
+             ? "expected the name of a section after '['"
+             : "";
 }
 
 void check_before_parsing(const std::string& text, const std::string& origin) {
@@ -179,7 +202,8 @@ void check_before_parsing(const std::string& text, const std::string& origin) {
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number)
     if (const std::string problem = unparsable(line); !problem.empty())
-      refuse(origin + ":" + std::to_string(number), "not valid TOML: " + problem + ", in the line \"" + shown(trimmed(line)) + "\"");
+      refuse(origin + ":" + std::to_string(number),
+             "not valid TOML: " + problem + ", in the line \"" + shown(trimmed(line)) + "\"");
 }
 
 toml::table parsed(const std::string& text, const std::string& origin) {
@@ -187,36 +211,42 @@ toml::table parsed(const std::string& text, const std::string& origin) {
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
-    refuse(at_line(origin, error.source()),
-           "not valid TOML: " + shown(std::string(error.description())) + about_line(text, error.source().begin.line));
+    refuse(at_line(origin, error.source()), "not valid TOML: " + shown(std::string(error.description())) +
+                                                about_line(text, error.source().begin.line));
   }
 }
 
 // Assigns every key of a table; `prefix` is the section with its dot, or empty.
-void apply_table(Config& config, const std::vector<Key>& keys, const toml::table& table, const std::string& prefix, const std::string& origin) {
+void apply_table(Config& config, const std::vector<Key>& keys, const toml::table& table,
+                 const std::string& prefix, const std::string& origin) {
   for (const auto& [toml_key, node] : table) {
     const std::string part(toml_key.str());
     const std::string name = prefix + part;
     const std::string where = at_line(origin, toml_key.source());
-    if (part.find('.') != std::string::npos) refuse(where, "key \"" + shown(part) + "\": quotes make the dot part of the name; leave them out");
+    if (part.find('.') != std::string::npos)
+      refuse(where, "key \"" + shown(part) + "\": quotes make the dot part of the name; leave them out");
     if (const Key* key = find_key(keys, name)) {
       assign(config, *key, node, where);
     } else if (is_section(keys, name)) {
       if (!node.is_table())
-        refuse(where, name + " = " + source_text(node) + ": " + name + " is a section, not a key; its keys go under [" + name + "]");
+        refuse(where, name + " = " + source_text(node) + ": " + name +
+                          " is a section, not a key; its keys go under [" + name + "]");
       apply_table(config, keys, *node.as_table(), name + ".", origin);
     } else if (node.is_table()) {
       const std::string near = nearest(name, config_sections(keys));
-      refuse(where, "unknown section [" + shown(name) + "]; " + (near.empty() ? key_suggestion(name, keys) : "did you mean [" + near + "]?"));
+      refuse(where, "unknown section [" + shown(name) + "]; " +
+                        (near.empty() ? key_suggestion(name, keys) : "did you mean [" + near + "]?"));
     } else {
-      refuse(where, "unknown key " + shown(name) + " (= " + source_text(node) + "); " + key_suggestion(name, keys));
+      refuse(where,
+             "unknown key " + shown(name) + " (= " + source_text(node) + "); " + key_suggestion(name, keys));
     }
   }
 }
 
-// -------------------------------------------------------------------------------------------------------------- --set
+// ---------------------------------------------------------------------------------------------------- --set
 
-// The TOML value that `text` stands for, as far as it is one; strings may leave out their quotes, and have no escapes.
+// The TOML value that `text` stands for, as far as it is one; strings may leave out their quotes, and have no
+// escapes.
 std::optional<toml::table> setting_value(const Key& key, const std::string& text) {
   std::string value = text;
   if (std::holds_alternative<TextKey>(key.slot)) {
@@ -226,7 +256,8 @@ std::optional<toml::table> setting_value(const Key& key, const std::string& text
     else if (!value.empty() && (is_quote(value.front()) || is_quote(value.back())))
       return std::nullopt;
     value = toml_string(value);
-  } else if (value.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-._") != std::string::npos) {
+  } else if (value.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-._") !=
+             std::string::npos) {
     return std::nullopt;  // more than one TOML token
   }
   try {
@@ -236,7 +267,7 @@ std::optional<toml::table> setting_value(const Key& key, const std::string& text
   }
 }
 
-// -------------------------------------------------------------------------------------------------------- names and files
+// ------------------------------------------------------------------------------------------ names and files
 
 std::string text_of_file(const std::string& path) {
   constexpr std::size_t most = 1 << 20;
@@ -244,8 +275,10 @@ std::string text_of_file(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::none) unusable(error.message());
-  if (!std::filesystem::exists(status)) unusable("no such file; --list-configs shows the built-in configurations");
-  if (std::filesystem::is_directory(status)) unusable("is a directory; name a .toml file, such as the config.toml in a run's folder");
+  if (!std::filesystem::exists(status))
+    unusable("no such file; --list-configs shows the built-in configurations");
+  if (std::filesystem::is_directory(status))
+    unusable("is a directory; name a .toml file, such as the config.toml in a run's folder");
   std::ifstream file(path, std::ios::binary);
   if (!file) unusable("cannot be opened for reading; check its permissions");
   std::string text(most + 1, '\0');
@@ -257,7 +290,9 @@ std::string text_of_file(const std::string& path) {
   return text;
 }
 
-bool names_a_file(const std::string& name) { return name.ends_with(".toml") || name.find('/') != std::string::npos; }
+bool names_a_file(const std::string& name) {
+  return name.ends_with(".toml") || name.find('/') != std::string::npos;
+}
 
 const Preset& preset_of(const std::string& name) {
   std::vector<std::string> names;
@@ -269,8 +304,10 @@ const Preset& preset_of(const std::string& name) {
   std::error_code error;
   const bool is_file = !name.empty() && std::filesystem::exists(name, error);
   refuse("--config " + shown(name),
-         "no built-in configuration has this name; " + (near.empty() ? "" : "did you mean " + near + "? ") + "--list-configs shows them all" +
-             (is_file ? "; to read the file of this name, write ./" + shown(name) : "; a file is named with .toml at its end or with its folder"));
+         "no built-in configuration has this name; " + (near.empty() ? "" : "did you mean " + near + "? ") +
+             "--list-configs shows them all" +
+             (is_file ? "; to read the file of this name, write ./" + shown(name)
+                      : "; a file is named with .toml at its end or with its folder"));
 }
 
 }  // namespace
@@ -282,30 +319,36 @@ void apply_toml(Config& config, const std::string& text, const std::string& orig
   apply_table(next, keys, table, "", origin);
   const auto length = [&](const char* key) { return table["train"][key].value_or(std::int64_t{0}); };
   if (length("steps") > 0 && length("tokens") > 0)
-    refuse(at_line(origin, table["train"]["tokens"].node()->source()), "train.steps = " + std::to_string(length("steps")) +
-                                                                           " and train.tokens = " + std::to_string(length("tokens")) +
-                                                                           " both set the length of the run; keep one");
+    refuse(at_line(origin, table["train"]["tokens"].node()->source()),
+           "train.steps = " + std::to_string(length("steps")) + " and train.tokens = " +
+               std::to_string(length("tokens")) + " both set the length of the run; keep one");
   config = next;
 }
 
 void apply_setting(Config& config, const std::string& setting) {
   const std::string where = "--set " + shown(setting);
   const std::size_t equals = setting.find('=');
-  if (equals == std::string::npos) refuse(where, "there is no '='; expected section.key=value, as in --set train.steps=1000");
+  if (equals == std::string::npos)
+    refuse(where, "there is no '='; expected section.key=value, as in --set train.steps=1000");
   const std::string name = trimmed(setting.substr(0, equals));
   const std::string text = trimmed(setting.substr(equals + 1));
   Config next = config;
   const std::vector<Key> keys = config_keys(next);
   const Key* key = find_key(keys, name);
-  if (!key && is_section(keys, name)) refuse(where, name + " is a section; set one of its keys, as in --set train.steps=1000");
+  if (!key && is_section(keys, name))
+    refuse(where, name + " is a section; set one of its keys, as in --set train.steps=1000");
   if (!key)
     refuse(where, name.empty() ? "there is no key before the '='; expected section.key=value"
                                : "unknown key " + shown(name) + "; " + key_suggestion(name, keys));
   const std::optional<toml::table> value = setting_value(*key, text);
   if (!value) {
-    const bool is_text = std::holds_alternative<TextKey>(key->slot), is_number = std::holds_alternative<NumberKey>(key->slot);
-    const char* how = is_text ? ", in UTF-8, with both of its quotes or none" : is_number ? ", written as 0.5 or 1e-3" : "";
-    refuse(where, key->name + " = " + (text.empty() ? "nothing" : shown(text)) + " is not allowed; expected " + expected_value(*key) + how);
+    const bool is_text = std::holds_alternative<TextKey>(key->slot),
+               is_number = std::holds_alternative<NumberKey>(key->slot);
+    const char* how = is_text     ? ", in UTF-8, with both of its quotes or none"
+                      : is_number ? ", written as 0.5 or 1e-3"
+                                  : "";
+    refuse(where, key->name + " = " + (text.empty() ? "nothing" : shown(text)) +
+                      " is not allowed; expected " + expected_value(*key) + how);
   }
   assign(next, *key, *value->get("value"), where);
   config = next;
@@ -331,7 +374,8 @@ std::string to_toml(const Config& config) {
       section = key.section();
     }
     toml += key.leaf() + " = " + value_as_toml(key) + "  # " + key.comment;
-    if (const TextKey* slot = std::get_if<TextKey>(&key.slot); slot && !slot->choices.empty()) toml += "; " + expected_value(key);
+    if (const TextKey* slot = std::get_if<TextKey>(&key.slot); slot && !slot->choices.empty())
+      toml += "; " + expected_value(key);
     toml += '\n';
   }
   return toml;

@@ -8,7 +8,8 @@
 
 namespace goat {
 
-// A bad key, value or combination; the message names key, value and what is allowed. The program exits with code 2.
+// A bad key, value or combination; the message names key, value and what is allowed. The program exits with
+// code 2.
 struct ConfigError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -21,11 +22,12 @@ struct Config {
     std::int64_t width = 768;
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
-    std::string attention = "goat";    // goat, none
-    std::string attn_scale = "rsqrt";  // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
-    std::string precision = "auto";    // auto, fp32, bf16
-    std::string tf32 = "none";         // fp32 mode on cuda: GEMMs that may use TF32: none, all
-    std::string recompute = "none";    // none, gelu, block
+    std::string attention = "goat";  // goat, none
+    std::string attn_scale =
+        "rsqrt";  // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
+    std::string precision = "auto";  // auto, fp32, bf16
+    std::string tf32 = "none";       // fp32 mode on cuda: GEMMs that may use TF32: none, all
+    std::string recompute = "none";  // none, gelu, block
   } model;
 
   struct Prior {
@@ -70,7 +72,8 @@ struct Config {
     double clip = 1.0;  // 0: off
     std::int64_t seed = 1;
     bool deterministic = true;
-    double spike_z = 0;               // skip updates whose loss or gradient norm is so many standard deviations above the window's mean; 0: off
+    double spike_z = 0;  // skip updates whose loss or gradient norm is so many standard deviations above the
+                         // window's mean; 0: off
     std::int64_t spike_window = 128;  // updates in that window
     std::int64_t max_skips = 10;      // stop after so many skipped updates in a row
   } train;
@@ -81,8 +84,9 @@ struct Config {
   } eval;
 
   struct Checkpoint {
-    std::int64_t interval = 0;   // steps between checkpoints; 0: only at the end (and when stopped by a signal)
-    std::int64_t keep = 3;       // newest checkpoints kept; 0: all
+    std::int64_t interval =
+        0;                  // steps between checkpoints; 0: only at the end (and when stopped by a signal)
+    std::int64_t keep = 3;  // newest checkpoints kept; 0: all
     std::int64_t milestone = 0;  // a checkpoint whose step is a multiple of this is kept for ever; 0: none
   } checkpoint;
 
@@ -93,8 +97,10 @@ struct Config {
   // Values that follow from others.
   std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
   bool has_prior() const { return model.attention == "goat"; }
-  std::int64_t lane_dim() const { return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2; }  // d_p
-  std::int64_t content_dim() const { return head_dim() - lane_dim(); }                                                   // d_c
+  std::int64_t lane_dim() const {
+    return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2;
+  }                                                                     // d_p
+  std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
   std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
@@ -109,7 +115,8 @@ struct Preset {
 };
 const std::vector<Preset>& presets();
 
-// Reads a preset's name or a .toml file, applies the `section.key=value` settings in order, and validates the result. Throws ConfigError.
+// Reads a preset's name or a .toml file, applies the `section.key=value` settings in order, and validates the
+// result. Throws ConfigError.
 Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings);
 
 // Parses TOML text on top of `config`; `origin` names it in messages. Does not validate combinations.

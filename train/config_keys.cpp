@@ -15,57 +15,82 @@ std::vector<Key> config_keys(Config& c) {
       {"model.layers", IntegerKey{&c.model.layers, 1, 10'000}, "L, transformer blocks"},
       {"model.heads", IntegerKey{&c.model.heads, 1, 10'000}, "H, attention heads; divides width"},
       {"model.width", IntegerKey{&c.model.width, 1, 1'000'000}, "C"},
-      {"model.ff_width", IntegerKey{&c.model.ff_width, 0, 10'000'000}, "hidden units of the MLP; 0: 4 * width"},
+      {"model.ff_width", IntegerKey{&c.model.ff_width, 0, 10'000'000},
+       "hidden units of the MLP; 0: 4 * width"},
       {"model.vocab", IntegerKey{&c.model.vocab, 2, 10'000'000}, "V, token ids are 0 .. V-1"},
       {"model.attention", TextKey{&c.model.attention, {"goat", "none"}}, "what attention knows of positions"},
-      {"model.attn_scale", TextKey{&c.model.attn_scale, {"rsqrt", "none"}}, "scale of the content logits: 1/sqrt(content dimension) or 1"},
-      {"model.precision", TextKey{&c.model.precision, {"auto", "fp32", "bf16"}}, "parameters and activations"},
-      {"model.tf32", TextKey{&c.model.tf32, {"none", "all"}}, "GEMMs that may use TF32 in fp32 mode on a GPU"},
-      {"model.recompute", TextKey{&c.model.recompute, {"none", "gelu", "block"}}, "activations computed again in the backward pass to save memory"},
+      {"model.attn_scale", TextKey{&c.model.attn_scale, {"rsqrt", "none"}},
+       "scale of the content logits: 1/sqrt(content dimension) or 1"},
+      {"model.precision", TextKey{&c.model.precision, {"auto", "fp32", "bf16"}},
+       "parameters and activations"},
+      {"model.tf32", TextKey{&c.model.tf32, {"none", "all"}},
+       "GEMMs that may use TF32 in fp32 mode on a GPU"},
+      {"model.recompute", TextKey{&c.model.recompute, {"none", "gelu", "block"}},
+       "activations computed again in the backward pass to save memory"},
 
       {"prior.pos_rank", IntegerKey{&c.prior.pos_rank, 1, 10'000}, "R, relative Fourier modes"},
-      {"prior.abs_rank", IntegerKey{&c.prior.abs_rank, 0, 10'000}, "M, absolute Fourier modes of the sink features"},
-      {"prior.lane_dim", IntegerKey{&c.prior.lane_dim, 0, 100'000}, "head dimensions given to the prior; 0: 2R + 2"},
+      {"prior.abs_rank", IntegerKey{&c.prior.abs_rank, 0, 10'000},
+       "M, absolute Fourier modes of the sink features"},
+      {"prior.lane_dim", IntegerKey{&c.prior.lane_dim, 0, 100'000},
+       "head dimensions given to the prior; 0: 2R + 2"},
       {"prior.base", NumberKey{&c.prior.base, 1, 1e12}, "relative frequencies are base^(-(r-1)/(R-1))"},
       {"prior.abs_base", NumberKey{&c.prior.abs_base, 1, 1e12}, "the same for the absolute modes"},
       {"prior.init", TextKey{&c.prior.init, {"zero", "random", "alibi"}}, "the prior before training"},
-      {"prior.recency", TextKey{&c.prior.recency, {"free", "softplus", "off"}}, "slope of a head: any real number, positive only, or no slope"},
-      {"prior.learned_frequencies", FlagKey{&c.prior.learned_frequencies}, "train the relative frequencies too"},
-      {"prior.sink_hidden", IntegerKey{&c.prior.sink_hidden, 0, 1'000'000}, "n, hidden units of the sink MLP; 0: min(2(2M + 2), max(2H, 4))"},
-      {"prior.sink_init_scale", NumberKey{&c.prior.sink_init_scale, 0, 100}, "std of the sink MLP's random weights"},
+      {"prior.recency", TextKey{&c.prior.recency, {"free", "softplus", "off"}},
+       "slope of a head: any real number, positive only, or no slope"},
+      {"prior.learned_frequencies", FlagKey{&c.prior.learned_frequencies},
+       "train the relative frequencies too"},
+      {"prior.sink_hidden", IntegerKey{&c.prior.sink_hidden, 0, 1'000'000},
+       "n, hidden units of the sink MLP; 0: min(2(2M + 2), max(2H, 4))"},
+      {"prior.sink_init_scale", NumberKey{&c.prior.sink_init_scale, 0, 100},
+       "std of the sink MLP's random weights"},
 
       {"data.source", TextKey{&c.data.source, {"shards", "copy_mixture"}}, "token files, or a built-in task"},
       {"data.train", TextKey{&c.data.train, {}}, "glob of training shards"},
       {"data.val", TextKey{&c.data.val, {}}, "glob of validation shards; empty: no validation"},
       {"data.seq_len", IntegerKey{&c.data.seq_len, 1, 16'000'000}, "T, tokens in a sequence"},
-      {"data.block", TextKey{&c.data.block, {"bos", "window"}}, "a sequence is BOS + the next T tokens of the stream, or a plain window of it"},
+      {"data.block", TextKey{&c.data.block, {"bos", "window"}},
+       "a sequence is BOS + the next T tokens of the stream, or a plain window of it"},
       {"data.bos", IntegerKey{&c.data.bos, 0, 10'000'000}, "the BOS token of block = bos"},
-      {"data.copy_mixture.p_first", NumberKey{&c.data.copy_mixture.p_first, 0, 1}, "probability that a token copies the first one"},
-      {"data.copy_mixture.p_prev", NumberKey{&c.data.copy_mixture.p_prev, 0, 1}, "probability that it copies the one before the current token"},
+      {"data.copy_mixture.p_first", NumberKey{&c.data.copy_mixture.p_first, 0, 1},
+       "probability that a token copies the first one"},
+      {"data.copy_mixture.p_prev", NumberKey{&c.data.copy_mixture.p_prev, 0, 1},
+       "probability that it copies the one before the current token"},
 
       {"train.steps", IntegerKey{&c.train.steps, 0, 1'000'000'000}, "optimizer steps; 0: from train.tokens"},
       {"train.tokens", IntegerKey{&c.train.tokens, 0, max_tokens}, "training tokens; 0: from train.steps"},
       {"train.batch", IntegerKey{&c.train.batch, 1, 10'000'000}, "sequences a step, over all ranks"},
-      {"train.micro_batch", IntegerKey{&c.train.micro_batch, 0, 10'000'000}, "sequences a forward pass; divides batch; 0: the whole batch"},
+      {"train.micro_batch", IntegerKey{&c.train.micro_batch, 0, 10'000'000},
+       "sequences a forward pass; divides batch; 0: the whole batch"},
       {"train.lr", NumberKey{&c.train.lr, 0, 10, true}, "peak learning rate"},
       {"train.min_lr", NumberKey{&c.train.min_lr, 0, 10}, "learning rate at the end of the cosine"},
       {"train.warmup", IntegerKey{&c.train.warmup, 0, 1'000'000'000}, "steps of linear warm-up"},
       // Outside these limits the float32 arithmetic of AdamW would round 1 - beta or eps to zero.
-      {"train.beta1", NumberKey{&c.train.beta1, 0, 0.999999}, "AdamW: decay of the running mean of gradients"},
-      {"train.beta2", NumberKey{&c.train.beta2, 0, 0.999999}, "AdamW: decay of the running mean of their squares"},
+      {"train.beta1", NumberKey{&c.train.beta1, 0, 0.999999},
+       "AdamW: decay of the running mean of gradients"},
+      {"train.beta2", NumberKey{&c.train.beta2, 0, 0.999999},
+       "AdamW: decay of the running mean of their squares"},
       {"train.eps", NumberKey{&c.train.eps, 1e-30, 1}, "AdamW: added to the root of the mean of squares"},
-      {"train.weight_decay", NumberKey{&c.train.weight_decay, 0, 100}, "on matrices only: not on biases, norms and the prior"},
+      {"train.weight_decay", NumberKey{&c.train.weight_decay, 0, 100},
+       "on matrices only: not on biases, norms and the prior"},
       {"train.clip", NumberKey{&c.train.clip, 0, 1e6}, "largest global gradient norm; 0: no clipping"},
       {"train.seed", IntegerKey{&c.train.seed, 0, unbounded}, "initialisation and data order"},
-      {"train.deterministic", FlagKey{&c.train.deterministic}, "bitwise the same losses on every run; the cpu always is"},
-      {"train.spike_z", NumberKey{&c.train.spike_z, 0, 1000}, "skip updates with loss or gradient norm so many deviations above the mean; 0: off"},
-      {"train.spike_window", IntegerKey{&c.train.spike_window, 2, 1'000'000}, "updates that mean and deviation are taken over"},
-      {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000}, "stop after so many skipped updates in a row"},
+      {"train.deterministic", FlagKey{&c.train.deterministic},
+       "bitwise the same losses on every run; the cpu always is"},
+      {"train.spike_z", NumberKey{&c.train.spike_z, 0, 1000},
+       "skip updates with loss or gradient norm so many deviations above the mean; 0: off"},
+      {"train.spike_window", IntegerKey{&c.train.spike_window, 2, 1'000'000},
+       "updates that mean and deviation are taken over"},
+      {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000},
+       "stop after so many skipped updates in a row"},
 
-      {"eval.interval", IntegerKey{&c.eval.interval, 0, 1'000'000'000}, "steps between validations; 0: only at the end"},
-      {"eval.batches", IntegerKey{&c.eval.batches, 0, 1'000'000'000}, "micro-batches of a validation; 0: no validation"},
+      {"eval.interval", IntegerKey{&c.eval.interval, 0, 1'000'000'000},
+       "steps between validations; 0: only at the end"},
+      {"eval.batches", IntegerKey{&c.eval.batches, 0, 1'000'000'000},
+       "micro-batches of a validation; 0: no validation"},
 
-      {"checkpoint.interval", IntegerKey{&c.checkpoint.interval, 0, 1'000'000'000}, "steps between checkpoints; 0: only at the end"},
+      {"checkpoint.interval", IntegerKey{&c.checkpoint.interval, 0, 1'000'000'000},
+       "steps between checkpoints; 0: only at the end"},
       {"checkpoint.keep", IntegerKey{&c.checkpoint.keep, 0, 1'000'000}, "newest checkpoints kept; 0: all"},
       {"checkpoint.milestone", IntegerKey{&c.checkpoint.milestone, 0, 1'000'000'000},
        "checkpoints of steps that this divides are kept for ever; 0: none"},
@@ -107,7 +132,8 @@ bool allowed(const TextKey& slot) {
 
 std::string expected(const IntegerKey& slot) {
   const std::string low = std::to_string(slot.low);
-  if (slot.high == std::numeric_limits<std::int64_t>::max()) return "an integer of at least " + low + " that fits in 64 bits";
+  if (slot.high == std::numeric_limits<std::int64_t>::max())
+    return "an integer of at least " + low + " that fits in 64 bits";
   return "an integer from " + low + " to " + std::to_string(slot.high);
 }
 std::string expected(const NumberKey& slot) {
@@ -154,7 +180,8 @@ constexpr std::size_t longest_name = 64;  // nothing longer resembles a key, and
 std::string nearest_key(const std::string& typed, const std::vector<Key>& keys) {
   if (typed.size() > longest_name) return "";
   const std::string typed_leaf = typed.substr(typed.rfind('.') + 1);
-  // The whole name, or its last part in a forgotten or wrong section, which counts as one error; ties go to the more similar whole name.
+  // The whole name, or its last part in a forgotten or wrong section, which counts as one error; ties go to
+  // the more similar whole name.
   std::pair<std::size_t, std::size_t> best{forgiven(typed) + 1, 0};
   std::string name;
   for (const Key& key : keys) {

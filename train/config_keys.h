@@ -1,5 +1,5 @@
-// The one table of configuration keys. Parsing, --set, range checks, suggestions and to_toml all read it, so a new key is one row and a new choice
-// one word.
+// The one table of configuration keys. Parsing, --set, range checks, suggestions and to_toml all read it, so
+// a new key is one row and a new choice one word.
 #pragma once
 
 #include <cstdint>
@@ -44,16 +44,17 @@ std::vector<Key> config_keys(Config& config);
 // The sections of the table ("model", "data", "data.copy_mixture", ...), each once, in order.
 std::vector<std::string> config_sections(const std::vector<Key>& keys);
 
-bool value_allowed(const Key& key);                // is the value stored now one that the key takes?
-std::string expected_value(const Key& key);        // "an integer from 1 to 10000", "one of \"goat\", \"none\"", ...
-std::string value_as_toml(const Key& key);         // the value stored now
+bool value_allowed(const Key& key);          // is the value stored now one that the key takes?
+std::string expected_value(const Key& key);  // "an integer from 1 to 10000", "one of \"goat\", \"none\"", ...
+std::string value_as_toml(const Key& key);   // the value stored now
 std::string toml_string(const std::string& text);  // a TOML basic string
 bool is_control(char c);                           // ASCII control characters
 
 // The candidate that `typed` most likely meant, by edit distance; empty if none is near.
 std::string nearest(const std::string& typed, const std::vector<std::string>& candidates);
 
-// "did you mean model.heads?" for a name that is no key; where no key is near, the keys of its section or all sections.
+// "did you mean model.heads?" for a name that is no key; where no key is near, the keys of its section or all
+// sections.
 std::string key_suggestion(const std::string& typed, const std::vector<Key>& keys);
 
 }  // namespace goat

@@ -36,7 +36,8 @@ void dry_run(const Config& config) {
   std::puts("");
   print_count("parameters, trainable", parameters.trainable);
   print_count("  of them the prior's", parameters.prior);
-  print_count("parameters, full q and k", parameters.full_projections, "  (the paper's count: full-width projections, without the prior)");
+  print_count("parameters, full q and k", parameters.full_projections,
+              "  (the paper's count: full-width projections, without the prior)");
   std::printf("%-28s %20.4g\n", "FLOPs a token", flops_per_token(config));
   print_count("tokens a step", tokens);
   print_count("steps", config.steps());

@@ -13,7 +13,8 @@ struct EvalOptions {
   std::string checkpoint;             // run folder, checkpoint folder or model.safetensors
   std::string data;                   // glob of shards; empty: the run's validation data
   std::vector<std::int64_t> lengths;  // empty: the training length
-  std::string protocol = "recut";     // recut: the same tokens cut at each length; paper: 100 sequences up to 8k, then as many as keep 819,200 tokens
+  std::string protocol = "recut";     // recut: the same tokens cut at each length; paper: 100 sequences up to
+                                      // 8k, then as many as keep 819,200 tokens
   std::int64_t tokens = 0;            // recut: at most this many tokens; 0: all of the data
   std::string per_token;              // .npy for the loss of every token; empty: none
   std::string json;                   // .json for the results; empty: none

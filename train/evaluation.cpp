@@ -25,16 +25,19 @@ std::int64_t common_multiple(const std::vector<std::int64_t>& lengths, std::int6
 
 void require_available(std::int64_t length, std::int64_t available) {
   if (length > available)
-    throw DataError("the data hold " + std::to_string(available) + " tokens to predict, too few for one sequence of length " +
-                    std::to_string(length) + ": evaluate shorter lengths or give more data");
+    throw DataError("the data hold " + std::to_string(available) +
+                    " tokens to predict, too few for one sequence of length " + std::to_string(length) +
+                    ": evaluate shorter lengths or give more data");
 }
 
-// The sequences from `first` on as one micro-batch; where the cut ends, the rest is filled up with targets that are not counted.
-void read_sequences(TokenSource& source, std::int64_t first, std::int64_t count, std::size_t length, std::vector<std::int32_t>& inputs,
-                    std::vector<std::int32_t>& targets) {
+// The sequences from `first` on as one micro-batch; where the cut ends, the rest is filled up with targets
+// that are not counted.
+void read_sequences(TokenSource& source, std::int64_t first, std::int64_t count, std::size_t length,
+                    std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets) {
   for (std::int64_t b = 0; b < count; ++b) {
     const std::size_t offset = static_cast<std::size_t>(b) * length;
-    source.read(static_cast<std::uint64_t>(first + b), std::span(inputs).subspan(offset, length), std::span(targets).subspan(offset, length));
+    source.read(static_cast<std::uint64_t>(first + b), std::span(inputs).subspan(offset, length),
+                std::span(targets).subspan(offset, length));
   }
   const auto end = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(count) * length);
   std::fill(inputs.begin() + end, inputs.end(), 0);
@@ -51,7 +54,8 @@ void add_losses(TokenLosses& result, std::span<const float> losses, std::span<co
 }
 
 void keep_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
-  for (std::size_t n = 0; n < losses.size(); ++n) result.per_token.push_back(targets[n] < 0 ? std::numeric_limits<float>::quiet_NaN() : losses[n]);
+  for (std::size_t n = 0; n < losses.size(); ++n)
+    result.per_token.push_back(targets[n] < 0 ? std::numeric_limits<float>::quiet_NaN() : losses[n]);
 }
 
 // 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two and halfway between.
@@ -65,9 +69,10 @@ std::vector<Cut> recut(const std::vector<std::int64_t>& lengths, std::int64_t av
   for (const std::int64_t length : lengths) require_available(length, available);
   const std::int64_t multiple = common_multiple(lengths, available);
   if (multiple > available)
-    throw DataError("no " + std::to_string(available) +
-                    " tokens or fewer can be cut at every length without a rest: take lengths that divide the "
-                    "largest, or give more data");
+    throw DataError(
+        "no " + std::to_string(available) +
+        " tokens or fewer can be cut at every length without a rest: take lengths that divide the "
+        "largest, or give more data");
   const std::int64_t tokens = available / multiple * multiple;
   std::vector<Cut> cuts;
   cuts.reserve(lengths.size());
@@ -90,13 +95,18 @@ std::vector<Cut> paper_cuts(const std::vector<std::int64_t>& lengths, std::int64
 std::vector<Cut> generated_cuts(const std::vector<std::int64_t>& lengths, std::int64_t tokens) {
   std::vector<Cut> cuts;
   cuts.reserve(lengths.size());
-  for (const std::int64_t length : lengths) cuts.push_back({length, std::max<std::int64_t>(1, tokens / length)});
+  for (const std::int64_t length : lengths)
+    cuts.push_back({length, std::max<std::int64_t>(1, tokens / length)});
   return cuts;
 }
 
-std::int64_t TokenLosses::tokens() const { return std::accumulate(counted.begin(), counted.end(), std::int64_t{0}); }
+std::int64_t TokenLosses::tokens() const {
+  return std::accumulate(counted.begin(), counted.end(), std::int64_t{0});
+}
 
-double TokenLosses::nll() const { return std::accumulate(sum.begin(), sum.end(), 0.0) / static_cast<double>(tokens()); }
+double TokenLosses::nll() const {
+  return std::accumulate(sum.begin(), sum.end(), 0.0) / static_cast<double>(tokens());
+}
 
 std::vector<CurveBin> TokenLosses::curve() const {
   const auto length = static_cast<std::int64_t>(sum.size());
@@ -104,23 +114,28 @@ std::vector<CurveBin> TokenLosses::curve() const {
   for (std::int64_t first = 0; first < length; first = next_edge(first)) {
     const std::int64_t end = std::min(next_edge(first), length);
     const double total = std::accumulate(sum.begin() + first, sum.begin() + end, 0.0);
-    const std::int64_t targets = std::accumulate(counted.begin() + first, counted.begin() + end, std::int64_t{0});
+    const std::int64_t targets =
+        std::accumulate(counted.begin() + first, counted.begin() + end, std::int64_t{0});
     bins.push_back({first, end, total / static_cast<double>(targets)});
   }
   return bins;
 }
 
-std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut, const PassLimits& limits) {
+std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
+                                const PassLimits& limits) {
   MemoryPlan one;
   const Model model(config, {1, cut.length}, false, parameters, one);
-  const auto by_memory = static_cast<std::int64_t>(limits.activation_bytes / one.bytes(MemoryCategory::activations));
-  const std::int64_t most = std::clamp<std::int64_t>(std::min(limits.tokens / cut.length, by_memory), 1, cut.sequences);
+  const auto by_memory =
+      static_cast<std::int64_t>(limits.activation_bytes / one.bytes(MemoryCategory::activations));
+  const std::int64_t most =
+      std::clamp<std::int64_t>(std::min(limits.tokens / cut.length, by_memory), 1, cut.sequences);
   const std::int64_t passes = (cut.sequences + most - 1) / most;
   return (cut.sequences + passes - 1) / passes;
 }
 
-TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
-                     const PassLimits& limits, const std::function<void(std::int64_t)>& progress) {
+TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
+                     TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
+                     const std::function<void(std::int64_t)>& progress) {
   const BatchShape shape{sequences_per_pass(config, parameters, cut, limits), cut.length};
   MemoryPlan memory;
   Model model(config, shape, false, parameters, memory);
@@ -131,7 +146,8 @@ TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Devic
   std::vector<std::int32_t> inputs(static_cast<std::size_t>(shape.tokens())), targets(inputs.size());
   std::vector<float> losses(inputs.size());
 
-  TokenLosses result{.sum = std::vector<double>(length), .counted = std::vector<std::int64_t>(length), .per_token = {}};
+  TokenLosses result{
+      .sum = std::vector<double>(length), .counted = std::vector<std::int64_t>(length), .per_token = {}};
   if (keep_per_token) result.per_token.reserve(static_cast<std::size_t>(cut.tokens()));
   for (std::int64_t first = 0; first < cut.sequences; first += shape.sequences) {
     const std::int64_t count = std::min(shape.sequences, cut.sequences - first);

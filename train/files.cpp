@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 namespace {
 std::runtime_error failure(const char* what, const fs::path& path) {
-  return std::runtime_error(std::string("cannot ") + what + " " + path.string() + ": " + std::strerror(errno));
+  return std::runtime_error(std::string("cannot ") + what + " " + path.string() + ": " +
+                            std::strerror(errno));
 }
 
 // Writes everything; returns false with errno set if it cannot.
@@ -46,7 +47,8 @@ struct FileWriter::Hash {
   Hash& operator=(const Hash&) = delete;
 };
 
-FileWriter::FileWriter(const fs::path& path) : path_(path), temporary_(path.string() + ".partial"), hash_(std::make_unique<Hash>()) {
+FileWriter::FileWriter(const fs::path& path)
+    : path_(path), temporary_(path.string() + ".partial"), hash_(std::make_unique<Hash>()) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file_ < 0) throw failure("create", temporary_);
 }
@@ -64,7 +66,8 @@ void FileWriter::write(std::string_view bytes) {
 }
 
 void FileWriter::commit() {
-  if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) throw failure("write", path_);
+  if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw failure("write", path_);
   ::close(file_);
   file_ = -1;
   sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
@@ -78,7 +81,9 @@ void write_file_atomically(const fs::path& path, std::string_view contents) {
   file.commit();
 }
 
-std::string checksum_of(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }
+std::string checksum_of(std::string_view bytes) {
+  return hexadecimal(XXH3_64bits(bytes.data(), bytes.size()));
+}
 
 std::string checksum_of_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -99,7 +104,9 @@ std::string read_small_file(const fs::path& path) {
   const std::uintmax_t size = fs::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
   if (error || !file) throw failure("read", path);
-  if (size > limit) throw std::runtime_error("cannot read " + path.string() + ": " + std::to_string(size) + " bytes are more than such a file has");
+  if (size > limit)
+    throw std::runtime_error("cannot read " + path.string() + ": " + std::to_string(size) +
+                             " bytes are more than such a file has");
   std::string contents(static_cast<std::size_t>(size), '\0');
   file.read(contents.data(), static_cast<std::streamsize>(size));
   contents.resize(static_cast<std::size_t>(file.gcount()));
@@ -113,7 +120,8 @@ void sync_folder(const fs::path& folder) {
   ::close(file);
 }
 
-LineLog::LineLog(const fs::path& path, std::uint64_t keep_bytes) : path_(path), size_(static_cast<long long>(keep_bytes)) {
+LineLog::LineLog(const fs::path& path, std::uint64_t keep_bytes)
+    : path_(path), size_(static_cast<long long>(keep_bytes)) {
   file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (file_ < 0) throw failure("create", path);
   if (::ftruncate(file_, size_) != 0) {
@@ -133,7 +141,8 @@ void LineLog::write(const std::string& line) {
     const int reason = errno;
     const bool taken_back = ::ftruncate(file_, size_) == 0;
     if (!failing_)
-      std::fprintf(stderr, "warning: cannot write %s: %s; training goes on, lines are lost%s\n", path_.c_str(), std::strerror(reason),
+      std::fprintf(stderr, "warning: cannot write %s: %s; training goes on, lines are lost%s\n",
+                   path_.c_str(), std::strerror(reason),
                    taken_back ? "" : " and the last one may be cut short");
   }
   failing_ = !good;

@@ -9,8 +9,9 @@
 
 namespace goat {
 
-// Writes a file under a temporary name beside `path`; commit() makes it appear there whole, also after a power cut. Without commit() nothing is left.
-// Failures throw std::runtime_error naming the file and the system's reason.
+// Writes a file under a temporary name beside `path`; commit() makes it appear there whole, also after a
+// power cut. Without commit() nothing is left. Failures throw std::runtime_error naming the file and the
+// system's reason.
 class FileWriter {
  public:
   explicit FileWriter(const std::filesystem::path& path);
@@ -34,12 +35,14 @@ class FileWriter {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-std::string checksum_of(std::string_view bytes);                  // as FileWriter::checksum
-std::string checksum_of_file(const std::filesystem::path& path);  // throws std::runtime_error if it cannot be read
-std::string read_small_file(const std::filesystem::path& path);   // at most 64 MiB; throws std::runtime_error
-void sync_folder(const std::filesystem::path& folder);            // makes renames inside it durable
+std::string checksum_of(std::string_view bytes);  // as FileWriter::checksum
+std::string checksum_of_file(
+    const std::filesystem::path& path);  // throws std::runtime_error if it cannot be read
+std::string read_small_file(const std::filesystem::path& path);  // at most 64 MiB; throws std::runtime_error
+void sync_folder(const std::filesystem::path& folder);           // makes renames inside it durable
 
-// A text file that grows by whole lines. A line that does not fit (full disk) is taken back and reported once on stderr; writing goes on when it can.
+// A text file that grows by whole lines. A line that does not fit (full disk) is taken back and reported once
+// on stderr; writing goes on when it can.
 class LineLog {
  public:
   // Keeps the file's first `keep_bytes` bytes, drops the rest; creates the file if need be.

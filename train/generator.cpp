@@ -5,14 +5,18 @@
 
 namespace goat {
 
-Generator::Generator(const Config& config, const ParameterSet& parameters, Device& device, std::vector<std::int32_t> prompt, std::int64_t new_tokens,
-                     bool use_cache)
-    : device_(device), tokens_(std::move(prompt)), capacity_(tokens_.size() + static_cast<std::size_t>(new_tokens)) {
+Generator::Generator(const Config& config, const ParameterSet& parameters, Device& device,
+                     std::vector<std::int32_t> prompt, std::int64_t new_tokens, bool use_cache)
+    : device_(device),
+      tokens_(std::move(prompt)),
+      capacity_(tokens_.size() + static_cast<std::size_t>(new_tokens)) {
   if (tokens_.empty()) throw std::invalid_argument("Generator: the prompt has no tokens");
-  const auto capacity = static_cast<std::int64_t>(capacity_), length = static_cast<std::int64_t>(tokens_.size());
+  const auto capacity = static_cast<std::int64_t>(capacity_),
+             length = static_cast<std::int64_t>(tokens_.size());
   if (use_cache) {
     cache_ = std::make_unique<KvCache>(config, capacity, memory_);
-    prompt_ = std::make_unique<Model>(config, BatchShape{1, length}, false, parameters, memory_, cache_.get());
+    prompt_ =
+        std::make_unique<Model>(config, BatchShape{1, length}, false, parameters, memory_, cache_.get());
     token_ = std::make_unique<Model>(config, BatchShape{1, 1}, false, parameters, memory_, cache_.get());
   } else {
     all_ = std::make_unique<Model>(config, BatchShape{1, capacity}, false, parameters, memory_);
@@ -30,8 +34,10 @@ std::span<const float> Generator::next_logits() {
 }
 
 Tensor Generator::run_new_tokens() {
-  const auto done = static_cast<std::size_t>(cache_->length), length = static_cast<std::size_t>(prompt_->shape().length);
-  if (done + (done == 0 ? length : 1) != tokens_.size()) throw std::logic_error("Generator: with the cache, one token follows each next_logits()");
+  const auto done = static_cast<std::size_t>(cache_->length),
+             length = static_cast<std::size_t>(prompt_->shape().length);
+  if (done + (done == 0 ? length : 1) != tokens_.size())
+    throw std::logic_error("Generator: with the cache, one token follows each next_logits()");
   Model& model = done == 0 ? *prompt_ : *token_;
   model.load(device_, {tokens_.begin() + cache_->length, tokens_.end()});
   return model.next_logits(device_, model.shape().length - 1);

@@ -1,4 +1,5 @@
-// Generator: a sequence that grows by one token at a time, and the model's logits of the token that comes next.
+// Generator: a sequence that grows by one token at a time, and the model's logits of the token that comes
+// next.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,11 @@ namespace goat {
 
 class Generator {
  public:
-  // `prompt`: at least one token. Position tables and memory are for prompt.size() + new_tokens positions, which may exceed the training length. With
-  // the cache, the prompt takes one pass and every later token a pass of its own; without, every token recomputes the whole sequence.
-  Generator(const Config& config, const ParameterSet& parameters, Device& device, std::vector<std::int32_t> prompt, std::int64_t new_tokens,
-            bool use_cache);
+  // `prompt`: at least one token. Position tables and memory are for prompt.size() + new_tokens positions,
+  // which may exceed the training length. With the cache, the prompt takes one pass and every later token a
+  // pass of its own; without, every token recomputes the whole sequence.
+  Generator(const Config& config, const ParameterSet& parameters, Device& device,
+            std::vector<std::int32_t> prompt, std::int64_t new_tokens, bool use_cache);
 
   // Logits [V] of the token after all there are. Valid until the next call.
   std::span<const float> next_logits();

@@ -30,8 +30,9 @@ struct GptActivations {
 
 class GptBlock final : public Block {
  public:
-  GptBlock(const Config& config, const ParameterSet& parameters, const std::string& prefix, const Tensor* cached_qkv,
-           std::shared_ptr<GptActivations> activations, std::shared_ptr<Tensor> entry)
+  GptBlock(const Config& config, const ParameterSet& parameters, const std::string& prefix,
+           const Tensor* cached_qkv, std::shared_ptr<GptActivations> activations,
+           std::shared_ptr<Tensor> entry)
       : recompute_gelu_(config.model.recompute == "gelu"),
         recompute_block_(config.model.recompute == "block"),
         norm1_(parameters, prefix + "norm1"),
@@ -48,7 +49,8 @@ class GptBlock final : public Block {
     norm2_.plan(prefix + "norm2", shape.tokens(), memory);
   }
 
-  Tensor forward(Device& device, SharedBuffers& shared, const Tensor& residual, const Tensor& branch) override {
+  Tensor forward(Device& device, SharedBuffers& shared, const Tensor& residual,
+                 const Tensor& branch) override {
     stream_ = branch ? *entry_ : residual;
     norm1_.forward(device, saved_->norm1, *entry_, branch ? branch : residual, branch ? residual : Tensor{});
     forward_after_norm1(device, shared);
@@ -77,14 +79,17 @@ class GptBlock final : public Block {
   const Tensor& qkv() const override { return saved_->attention.qkv; }
 
  private:
-  // Everything between norm1 and the last projection. Overwrites shared.branch with the attention output, whose sum is saved.
+  // Everything between norm1 and the last projection. Overwrites shared.branch with the attention output,
+  // whose sum is saved.
   void forward_after_norm1(Device& device, SharedBuffers& shared) {
     attention_.forward(device, shared, saved_->attention, shared.branch, saved_->norm1);
     norm2_.forward(device, saved_->norm2, saved_->residual, shared.branch, stream_);
     up_.forward(device, saved_->up, saved_->norm2);
     device.run(GeluForward{.out = gelu_buffer(shared), .x = saved_->up});
   }
-  const Tensor& gelu_buffer(const SharedBuffers& shared) const { return recompute_gelu_ ? shared.gelu : saved_->gelu; }
+  const Tensor& gelu_buffer(const SharedBuffers& shared) const {
+    return recompute_gelu_ ? shared.gelu : saved_->gelu;
+  }
 
   bool recompute_gelu_, recompute_block_;
   NormLayer norm1_;
@@ -92,14 +97,16 @@ class GptBlock final : public Block {
   NormLayer norm2_;
   LinearLayer up_, down_;
   std::shared_ptr<GptActivations> saved_;  // shared by all blocks where nothing needs keeping
-  std::shared_ptr<Tensor> entry_;          // [N, C] the stream at the block's entry, once the pending branch is added; one for all unless training
-  Tensor stream_;                          // *entry_, or the embedding in the first block
+  std::shared_ptr<Tensor> entry_;  // [N, C] the stream at the block's entry, once the pending branch is
+                                   // added; one for all unless training
+  Tensor stream_;                  // *entry_, or the embedding in the first block
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
-                                                MemoryPlan& memory, const KvCache* cache) {
+std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape shape, bool training,
+                                                const ParameterSet& parameters, MemoryPlan& memory,
+                                                const KvCache* cache) {
   const bool keep = training && config.model.recompute != "block";
   std::vector<std::unique_ptr<Block>> blocks;
   std::shared_ptr<GptActivations> activations;
@@ -112,7 +119,8 @@ std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape
     }
     if (training || !entry) {
       entry = std::make_shared<Tensor>();
-      memory.add(MemoryCategory::activations, prefix + "entry", DType::f32, {shape.tokens(), config.model.width}, *entry);
+      memory.add(MemoryCategory::activations, prefix + "entry", DType::f32,
+                 {shape.tokens(), config.model.width}, *entry);
     }
     const Tensor* cached_qkv = cache ? &cache->qkv[static_cast<std::size_t>(layer)] : nullptr;
     auto block = std::make_unique<GptBlock>(config, parameters, prefix, cached_qkv, activations, entry);

@@ -11,23 +11,28 @@
 namespace goat {
 
 enum class MemoryCategory { parameters, gradients, optimizer, activations, workspace };
-inline constexpr std::array memory_categories = {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
-                                                 MemoryCategory::activations, MemoryCategory::workspace};
+inline constexpr std::array memory_categories = {MemoryCategory::parameters, MemoryCategory::gradients,
+                                                 MemoryCategory::optimizer, MemoryCategory::activations,
+                                                 MemoryCategory::workspace};
 const char* name_of(MemoryCategory category);
 
 class MemoryPlan {
  public:
-  // Plans a contiguous tensor. `view` has its shape at once and its data after allocate(); it must stay where it is until then.
-  void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape, Tensor& view);
+  // Plans a contiguous tensor. `view` has its shape at once and its data after allocate(); it must stay where
+  // it is until then.
+  void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape,
+           Tensor& view);
 
   std::size_t bytes(MemoryCategory category) const;
   std::size_t total_bytes() const;
 
-  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did not fit, what its largest tensors are, and
-  // what to do: `advice`, a sentence without its full stop.
-  // Throws what allocate() would where the device has too little memory left; allocates nothing.
+  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did
+  // not fit, what its largest tensors are, and what to do: `advice`, a sentence without its full stop. Throws
+  // what allocate() would where the device has too little memory left; allocates nothing.
   void require_fits(const Device& device, const std::string& advice) const;
-  void allocate(Device& device, const std::string& advice = "Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\"");
+  void allocate(Device& device,
+                const std::string& advice =
+                    "Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\"");
 
  private:
   struct Entry {

@@ -8,7 +8,8 @@
 namespace goat {
 
 namespace {
-// Rows of logits held at a time: a GEMM of few rows is slow, as it repacks the embedding for each chunk. All chunks are of about the same size.
+// Rows of logits held at a time: a GEMM of few rows is slow, as it repacks the embedding for each chunk. All
+// chunks are of about the same size.
 std::int64_t head_chunk(const Config& config, BatchShape shape) {
   constexpr std::int64_t chunk_elements = 32 << 20;  // 128 MiB of f32
   constexpr std::int64_t multiple = 64;
@@ -20,12 +21,18 @@ std::int64_t head_chunk(const Config& config, BatchShape shape) {
 
 void require_tokens(BatchShape shape, const std::vector<std::int32_t>& tokens) {
   if (tokens.size() == static_cast<std::size_t>(shape.tokens())) return;
-  throw std::invalid_argument("Model::load: a micro-batch has " + std::to_string(shape.tokens()) + " tokens, not " + std::to_string(tokens.size()));
+  throw std::invalid_argument("Model::load: a micro-batch has " + std::to_string(shape.tokens()) +
+                              " tokens, not " + std::to_string(tokens.size()));
 }
 }  // namespace
 
-Model::Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters, MemoryPlan& memory, KvCache* cache)
-    : shape_(shape), config_(config), cache_(cache), embedding_(&parameters.at("embedding.padded")), final_norm_(parameters, "final_norm") {
+Model::Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
+             MemoryPlan& memory, KvCache* cache)
+    : shape_(shape),
+      config_(config),
+      cache_(cache),
+      embedding_(&parameters.at("embedding.padded")),
+      final_norm_(parameters, "final_norm") {
   if (cache) shape.context = cache->capacity;
   const std::int64_t tokens = shape.tokens(), width = config.model.width;
   memory.add(MemoryCategory::activations, "tokens", DType::i32, {tokens}, tokens_);
@@ -37,12 +44,14 @@ Model::Model(const Config& config, BatchShape shape, bool training, const Parame
   final_norm_.plan("final_norm", tokens, memory);
   memory.add(MemoryCategory::activations, "final_stream", DType::f32, {tokens, width}, final_stream_);
   memory.add(MemoryCategory::activations, "final_norm.out", DType::f32, {tokens, width}, normed_);
-  memory.add(MemoryCategory::workspace, "logits", DType::f32, {head_chunk(config, shape), padded_vocab(config)}, logits_);
+  memory.add(MemoryCategory::workspace, "logits", DType::f32,
+             {head_chunk(config, shape), padded_vocab(config)}, logits_);
 }
 
 void Model::bind(Device& device) { shared_.fill_tables(config_, device); }
 
-void Model::load(Device& device, const std::vector<std::int32_t>& inputs, const std::vector<std::int32_t>& targets) const {
+void Model::load(Device& device, const std::vector<std::int32_t>& inputs,
+                 const std::vector<std::int32_t>& targets) const {
   load(device, inputs);
   require_tokens(shape_, targets);
   device.upload(targets_.data, targets.data(), targets_.bytes());
@@ -56,7 +65,8 @@ void Model::load(Device& device, const std::vector<std::int32_t>& inputs) const 
 Tensor Model::next_logits(Device& device, std::int64_t row) {
   run_blocks(device);
   const Tensor logits = logits_.slice(0, 0, 1);
-  device.run(LinearForward{.out = logits, .x = normed_.slice(0, row, 1), .weight = embedding_->value, .bias = {}});
+  device.run(
+      LinearForward{.out = logits, .x = normed_.slice(0, row, 1), .weight = embedding_->value, .bias = {}});
   return logits.slice(1, 0, config_.model.vocab);
 }
 
@@ -100,7 +110,8 @@ void Model::run_head(Device& device, float token_weight, bool backward) {
                             .vocab = config_.model.vocab,
                             .backward = backward});
     if (!backward) continue;
-    device.run(LinearBackwardInput{.dx = shared_.dnorm.slice(0, first, rows), .dout = logits, .weight = embedding_->value});
+    device.run(LinearBackwardInput{
+        .dx = shared_.dnorm.slice(0, first, rows), .dout = logits, .weight = embedding_->value});
     device.run(LinearBackwardWeight{.dweight = embedding_->grad, .dbias = {}, .dout = logits, .x = x});
   }
 }

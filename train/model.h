@@ -14,13 +14,16 @@ namespace goat {
 
 class Model {
  public:
-  // Plans the activations (and, where training, the backward workspace). Call bind() once `memory` is allocated and before the first pass.
-  // With a cache, which must outlive the model, a pass's tokens follow those that the cache holds, and it holds them as well afterwards.
-  Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters, MemoryPlan& memory, KvCache* cache = nullptr);
+  // Plans the activations (and, where training, the backward workspace). Call bind() once `memory` is
+  // allocated and before the first pass. With a cache, which must outlive the model, a pass's tokens follow
+  // those that the cache holds, and it holds them as well afterwards.
+  Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
+        MemoryPlan& memory, KvCache* cache = nullptr);
   void bind(Device& device);
 
   // A micro-batch: B*T inputs and targets (-1: not counted), row-major [B, T].
-  void load(Device& device, const std::vector<std::int32_t>& inputs, const std::vector<std::int32_t>& targets) const;
+  void load(Device& device, const std::vector<std::int32_t>& inputs,
+            const std::vector<std::int32_t>& targets) const;
 
   void load(Device& device, const std::vector<std::int32_t>& inputs) const;  // for next_logits
 
@@ -32,8 +35,8 @@ class Model {
   void forward_backward(Device& device, float token_weight);
   const Tensor& losses() const { return losses_; }
 
-  // Called in every pass after each block, with the block's index and its q, k, v [B, T, 3, H, d_h] on the device (Block::qkv). Empty: nobody
-  // watches.
+  // Called in every pass after each block, with the block's index and its q, k, v [B, T, 3, H, d_h] on the
+  // device (Block::qkv). Empty: nobody watches.
   using AttentionObserver = std::function<void(std::int64_t layer, const Tensor& qkv)>;
   void set_attention_observer(AttentionObserver observer) { attention_observer_ = std::move(observer); }
 
@@ -41,7 +44,8 @@ class Model {
 
  private:
   void run_blocks(Device& device);
-  // The head in chunks of rows, so that logits never exist for all tokens: losses, and where `backward` the gradient at the final norm's output.
+  // The head in chunks of rows, so that logits never exist for all tokens: losses, and where `backward` the
+  // gradient at the final norm's output.
   void run_head(Device& device, float token_weight, bool backward);
 
   BatchShape shape_;

@@ -12,13 +12,15 @@ std::int64_t padded_vocab(const Config& config);
 void declare_parameters(const Config& config, ParameterSet& parameters);
 
 struct ParameterCounts {
-  std::int64_t trainable = 0;         // what is stored, the prior included
-  std::int64_t prior = 0;             // of these, the prior's
-  std::int64_t full_projections = 0;  // the paper's convention: q and k projections of full width, the prior not counted
+  std::int64_t trainable = 0;  // what is stored, the prior included
+  std::int64_t prior = 0;      // of these, the prior's
+  std::int64_t full_projections =
+      0;  // the paper's convention: q and k projections of full width, the prior not counted
 };
 ParameterCounts count_parameters(const Config& config);
 
-// 6 N_matmul + 6 L C T: forward and backward, causal attention counted once; N_matmul has the tied head and no embedding lookup.
+// 6 N_matmul + 6 L C T: forward and backward, causal attention counted once; N_matmul has the tied head and
+// no embedding lookup.
 double flops_per_token(const Config& config);
 
 }  // namespace goat

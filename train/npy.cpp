@@ -20,7 +20,8 @@ std::string tuple_text(const std::vector<std::int64_t>& shape) {
 
 std::string npy_header(const char* type, const std::vector<std::int64_t>& shape) {
   constexpr std::size_t preamble = 10, alignment = 64;  // the values start at a multiple of 64 bytes
-  std::string text = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': " + tuple_text(shape) + ", }";
+  std::string text =
+      std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': " + tuple_text(shape) + ", }";
   const std::size_t total = (preamble + text.size() + 1 + alignment - 1) / alignment * alignment;
   text.resize(total - preamble - 1, ' ');
   text += '\n';
@@ -32,11 +33,13 @@ std::string npy_header(const char* type, const std::vector<std::int64_t>& shape)
 }
 
 template <class T>
-void write_array(const std::filesystem::path& path, const char* type, const std::vector<std::int64_t>& shape, const std::vector<T>& values) {
+void write_array(const std::filesystem::path& path, const char* type, const std::vector<std::int64_t>& shape,
+                 const std::vector<T>& values) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) elements *= extent;
   if (elements != static_cast<std::int64_t>(values.size()))
-    throw std::invalid_argument(path.string() + ": " + std::to_string(values.size()) + " values for an array of shape " + tuple_text(shape));
+    throw std::invalid_argument(path.string() + ": " + std::to_string(values.size()) +
+                                " values for an array of shape " + tuple_text(shape));
   FileWriter file(path);
   file.write(npy_header(type, shape));
   file.write({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
@@ -44,11 +47,13 @@ void write_array(const std::filesystem::path& path, const char* type, const std:
 }
 }  // namespace
 
-void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape, const std::vector<float>& values) {
+void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
+               const std::vector<float>& values) {
   write_array(path, "<f4", shape, values);
 }
 
-void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape, const std::vector<double>& values) {
+void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
+               const std::vector<double>& values) {
   write_array(path, "<f8", shape, values);
 }
 

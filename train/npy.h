@@ -1,4 +1,5 @@
-// Writes NumPy's .npy format, version 1.0: magic, header length, a Python dict as text, then the values, little-endian and row-major.
+// Writes NumPy's .npy format, version 1.0: magic, header length, a Python dict as text, then the values,
+// little-endian and row-major.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,12 @@
 
 namespace goat {
 
-// `values` are the elements of an array of `shape` ({}: a scalar). Written atomically (train/files.h). Throws std::invalid_argument where their
-// number does not fit the shape, std::runtime_error where the file cannot be written.
-void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape, const std::vector<float>& values);
-void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape, const std::vector<double>& values);
+// `values` are the elements of an array of `shape` ({}: a scalar). Written atomically (train/files.h). Throws
+// std::invalid_argument where their number does not fit the shape, std::runtime_error where the file cannot
+// be written.
+void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
+               const std::vector<float>& values);
+void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
+               const std::vector<double>& values);
 
 }  // namespace goat

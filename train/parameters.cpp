@@ -31,8 +31,8 @@ std::uint64_t hash_of(const std::string& name) {
 
 constexpr std::int64_t piece_elements = 1 << 20;
 
-// Calls visit(first, count, offset) for every run of consecutive elements: `count` elements from row-major index `first` on lie at `offset` of the
-// parameter. Runs are at most a piece long.
+// Calls visit(first, count, offset) for every run of consecutive elements: `count` elements from row-major
+// index `first` on lie at `offset` of the parameter. Runs are at most a piece long.
 template <class Visit>
 void for_each_run(const StoredTensor& tensor, Visit visit) {
   const Tensor& layout = tensor.layout;
@@ -43,13 +43,15 @@ void for_each_run(const StoredTensor& tensor, Visit visit) {
   for (std::int64_t first = 0; first < layout.elements(); first += length) {
     std::int64_t offset = tensor.offset;
     for (int dim = 0; dim < outer; ++dim) offset += index[dim] * layout.stride[dim];
-    for (std::int64_t done = 0; done < length; done += piece_elements) visit(first + done, std::min(piece_elements, length - done), offset + done);
+    for (std::int64_t done = 0; done < length; done += piece_elements)
+      visit(first + done, std::min(piece_elements, length - done), offset + done);
     for (int dim = outer - 1; dim >= 0 && ++index[dim] == layout.shape[dim]; --dim) index[dim] = 0;
   }
 }
 
 // Elements first .. first + size - 1 of the tensor's initial values; four normals come from one Philox block.
-void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t first, std::span<float> elements) {
+void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t first,
+                    std::span<float> elements) {
   const Initial& initial = tensor.initial;
   if (!initial.values.empty() && initial.values.size() != static_cast<std::size_t>(tensor.layout.elements()))
     throw std::logic_error(tensor.name + ": wrong number of initial values");
@@ -68,14 +70,17 @@ void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t
 }
 }  // namespace
 
-Parameter& ParameterSet::declare(const std::string& name, std::vector<std::int64_t> shape, bool decay, Initial initial) {
+Parameter& ParameterSet::declare(const std::string& name, std::vector<std::int64_t> shape, bool decay,
+                                 Initial initial) {
   Parameter& parameter = declare_packed(name, shape, decay);
   store(parameter, name, std::move(shape), parameter.value, 0, std::move(initial));
   return parameter;
 }
 
-Parameter& ParameterSet::declare_packed(const std::string& name, const std::vector<std::int64_t>& shape, bool decay) {
-  if (!by_name_.emplace(name, parameters_.size()).second) throw std::logic_error("parameter declared twice: " + name);
+Parameter& ParameterSet::declare_packed(const std::string& name, const std::vector<std::int64_t>& shape,
+                                        bool decay) {
+  if (!by_name_.emplace(name, parameters_.size()).second)
+    throw std::logic_error("parameter declared twice: " + name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = name;
   parameter.value = parameter.grad = parameter.m = parameter.v = shaped(shape, parameter.name.c_str());
@@ -85,8 +90,8 @@ Parameter& ParameterSet::declare_packed(const std::string& name, const std::vect
   return parameter;
 }
 
-void ParameterSet::store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape, const Tensor& layout,
-                         std::int64_t offset, Initial initial) {
+void ParameterSet::store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape,
+                         const Tensor& layout, std::int64_t offset, Initial initial) {
   stored_.push_back({name, std::move(shape), layout, offset, &parameter, std::move(initial)});
 }
 
@@ -115,7 +120,9 @@ void ParameterSet::bind() {
 void ParameterSet::initialize(Device& device, std::uint64_t seed) {
   for (const Group& group : groups_) device.set_zero(group.value.data, group.value.bytes());
   for (const StoredTensor& tensor : stored_)
-    write_pieces(device, tensor, Kind::value, [&](std::int64_t first, std::span<float> elements) { initial_values(tensor, seed, first, elements); });
+    write_pieces(device, tensor, Kind::value, [&](std::int64_t first, std::span<float> elements) {
+      initial_values(tensor, seed, first, elements);
+    });
 }
 
 const Parameter& ParameterSet::at(const std::string& name) const {
@@ -159,14 +166,18 @@ void ParameterSet::write_pieces(Device& device, const StoredTensor& tensor, Kind
 std::vector<float> ParameterSet::read(Device& device, const StoredTensor& tensor, Kind kind) const {
   std::vector<float> values;
   values.reserve(static_cast<std::size_t>(tensor.layout.elements()));
-  read_pieces(device, tensor, kind, [&](std::span<const float> piece) { values.insert(values.end(), piece.begin(), piece.end()); });
+  read_pieces(device, tensor, kind,
+              [&](std::span<const float> piece) { values.insert(values.end(), piece.begin(), piece.end()); });
   return values;
 }
 
-void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::vector<float>& values, Kind kind) const {
-  if (values.size() != static_cast<std::size_t>(tensor.layout.elements())) throw std::logic_error(tensor.name + ": wrong number of values");
-  write_pieces(device, tensor, kind,
-               [&](std::int64_t first, std::span<float> piece) { std::copy_n(values.begin() + first, piece.size(), piece.begin()); });
+void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::vector<float>& values,
+                         Kind kind) const {
+  if (values.size() != static_cast<std::size_t>(tensor.layout.elements()))
+    throw std::logic_error(tensor.name + ": wrong number of values");
+  write_pieces(device, tensor, kind, [&](std::int64_t first, std::span<float> piece) {
+    std::copy_n(values.begin() + first, piece.size(), piece.begin());
+  });
 }
 
 void ParameterSet::zero_gradients(Device& device) const {

@@ -1,4 +1,5 @@
-// The configurations compiled into the binary. A key that a preset leaves out has the default of train/config.h.
+// The configurations compiled into the binary. A key that a preset leaves out has the default of
+// train/config.h.
 #include "train/config.h"
 
 namespace goat {
@@ -121,7 +122,8 @@ milestone = 5000
 interval = 10
 )";
 
-constexpr const char* fineweb_1b = R"(# The published FineWeb run (goat.md): 3.15e9 tokens, Llama-style blocks, tied embedding.
+constexpr const char* fineweb_1b =
+    R"(# The published FineWeb run (goat.md): 3.15e9 tokens, Llama-style blocks, tied embedding.
 [model]
 block = "llama"
 layers = 22
@@ -172,12 +174,16 @@ interval = 10
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = {
       {"copy_mixture",
-       "built-in task: copies of the first and the previous token; shows the learned prior, needs no data, runs under a minute on a CPU",
+       "built-in task: copies of the first and the previous token; shows the learned prior, needs no data, "
+       "runs under a minute on a CPU",
        copy_mixture},
-      {"shakespeare", "4-layer byte-level GPT on tinyshakespeare (data/shakespeare): perplexity beyond the training length, minutes on a CPU",
+      {"shakespeare",
+       "4-layer byte-level GPT on tinyshakespeare (data/shakespeare): perplexity beyond the training length, "
+       "minutes on a CPU",
        shakespeare},
       {"c4_125m", "the published 125M GPT on C4 (data/c4), T = 2048, 4.0e9 tokens", c4_125m},
-      {"fineweb_1b", "the published 1.2B Llama-style GPT on FineWeb (data/fineweb), T = 2048, 3.15e9 tokens", fineweb_1b},
+      {"fineweb_1b", "the published 1.2B Llama-style GPT on FineWeb (data/fineweb), T = 2048, 3.15e9 tokens",
+       fineweb_1b},
   };
   return all;
 }

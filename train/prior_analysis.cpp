@@ -25,17 +25,22 @@ std::vector<double> sink_features(const PriorWeights& weights, double position) 
   return features;
 }
 
-double dot(const double* a, const double* b, std::size_t count) { return std::inner_product(a, a + count, b, 0.0); }
+double dot(const double* a, const double* b, std::size_t count) {
+  return std::inner_product(a, a + count, b, 0.0);
+}
 double silu(double x) { return x / (1 + std::exp(-x)); }
 double norm(const double* values, std::size_t count) { return std::sqrt(dot(values, values, count)); }
 }  // namespace
 
-PriorCurves::PriorCurves(std::int64_t layers, std::int64_t heads, std::int64_t length) : layers_(layers), heads_(heads), length_(length) {
-  for (std::vector<double>* curve : {&slope_, &mlp_, &bump_, &sink_, &relative_}) curve->assign(index(layers * heads * length), 0.0);
+PriorCurves::PriorCurves(std::int64_t layers, std::int64_t heads, std::int64_t length)
+    : layers_(layers), heads_(heads), length_(length) {
+  for (std::vector<double>* curve : {&slope_, &mlp_, &bump_, &sink_, &relative_})
+    curve->assign(index(layers * heads * length), 0.0);
 }
 
 std::size_t PriorCurves::offset(std::int64_t layer, std::int64_t head) const {
-  if (layer < 0 || layer >= layers_ || head < 0 || head >= heads_) throw std::out_of_range("PriorCurves: no such layer or head");
+  if (layer < 0 || layer >= layers_ || head < 0 || head >= heads_)
+    throw std::out_of_range("PriorCurves: no such layer or head");
   return index((layer * heads_ + head) * length_);
 }
 
@@ -45,8 +50,10 @@ void PriorCurves::evaluate_mlp(std::int64_t layer, const PriorWeights& weights) 
   for (std::int64_t j = 0; j < length_; ++j) {
     const std::vector<double> features = sink_features(weights, static_cast<double>(j));
     for (std::size_t n = 0; n < hidden; ++n)
-      active[n] = silu(dot(&weights.w1[n * features.size()], features.data(), features.size()) + weights.b1[n]);
-    for (std::int64_t h = 0; h < heads_; ++h) mlp_[offset(layer, h) + index(j)] = dot(&weights.w2[index(h) * hidden], active.data(), hidden);
+      active[n] =
+          silu(dot(&weights.w1[n * features.size()], features.data(), features.size()) + weights.b1[n]);
+    for (std::int64_t h = 0; h < heads_; ++h)
+      mlp_[offset(layer, h) + index(j)] = dot(&weights.w2[index(h) * hidden], active.data(), hidden);
   }
 }
 
@@ -64,7 +71,8 @@ void PriorCurves::evaluate(std::int64_t layer, const PriorWeights& weights) {
       double kappa = 0;
       for (std::size_t r = 0; r < modes; ++r) {
         const double angle = weights.frequency[r] * position;
-        kappa += weights.alpha[index(h) * modes + r] * std::cos(angle) + weights.beta[index(h) * modes + r] * std::sin(angle);
+        kappa += weights.alpha[index(h) * modes + r] * std::cos(angle) +
+                 weights.beta[index(h) * modes + r] * std::sin(angle);
       }
       relative_[at] = kappa;
     }
@@ -73,7 +81,8 @@ void PriorCurves::evaluate(std::int64_t layer, const PriorWeights& weights) {
 
 LogPrior PriorCurves::log_prior(std::int64_t layer, std::int64_t head) const {
   const std::size_t first = offset(layer, head);
-  return {std::span(sink_).subspan(first, index(length_)), std::span(relative_).subspan(first, index(length_))};
+  return {std::span(sink_).subspan(first, index(length_)),
+          std::span(relative_).subspan(first, index(length_))};
 }
 
 double PriorRow::theorem2_bound(std::int64_t i) const {
@@ -122,8 +131,10 @@ PriorStatistics prior_statistics(const LogPrior& prior, const std::vector<PriorR
     const PriorRow& row = rows[index(i)];
     const double bound = row.theorem2_bound(i);
     ++s.theorem2_rows;
-    const double limit = bound * (1 + rounding) + std::numeric_limits<double>::min();          // subnormal numbers have few digits
-    if (!(row.outside_first <= limit && row.sensitivity() <= limit)) ++s.theorem2_violations;  // written so that a NaN counts
+    const double limit =
+        bound * (1 + rounding) + std::numeric_limits<double>::min();  // subnormal numbers have few digits
+    if (!(row.outside_first <= limit && row.sensitivity() <= limit))
+      ++s.theorem2_violations;  // written so that a NaN counts
     if (i < s.first_row) continue;
     s.mass_first += weight * (1 - row.outside_first);
     for (std::int64_t d = 0; d < std::min(i + 1, std::ssize(s.mass_lag)); ++d)
@@ -203,7 +214,8 @@ Spectrum spectrum_of(const std::vector<PriorWeights>& layers) {
   spectrum.smallest = *std::ranges::min_element(amplitude);
   spectrum.largest = *std::ranges::max_element(amplitude);
   spectrum.mean = std::accumulate(amplitude.begin(), amplitude.end(), 0.0) / count;
-  for (const double value : amplitude) spectrum.deviation += (value - spectrum.mean) * (value - spectrum.mean) / count;
+  for (const double value : amplitude)
+    spectrum.deviation += (value - spectrum.mean) * (value - spectrum.mean) / count;
   spectrum.deviation = std::sqrt(spectrum.deviation);
   spectrum.median_ratio = median(spectrum.ratio);
   return spectrum;

@@ -34,13 +34,17 @@ void PriorLayer::fill_tables(Device& device, const SharedBuffers& shared) {
                          .b1 = b1_->value,
                          .w2 = w2_->value,
                          .bump = bump_->value});
-  if (frequency_) device.run(FourierTable{.table = fourier_, .frequency = frequency_->value, .positions = shared.positions});
+  if (frequency_)
+    device.run(
+        FourierTable{.table = fourier_, .frequency = frequency_->value, .positions = shared.positions});
   if (rho_) device.run(SoftplusForward{.out = softplus_slope_, .x = rho_->value});
   tables_filled_ = true;
 }
 
-void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k, float scale) {
-  if (shared.first_position == 0 || !tables_filled_) fill_tables(device, shared);  // once in a generation: it does not change the weights
+void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k,
+                         float scale) {
+  if (shared.first_position == 0 || !tables_filled_)
+    fill_tables(device, shared);  // once in a generation: it does not change the weights
   device.run(PriorLanesForward{.q = q,
                                .k = k,
                                .alpha = alpha_->value,

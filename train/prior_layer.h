@@ -1,4 +1,5 @@
-// PriorLayer: one layer's learnable attention prior (goat.md). Writes the lanes of q and k, hands the slope to attention, takes the gradients back.
+// PriorLayer: one layer's learnable attention prior (goat.md). Writes the lanes of q and k, hands the slope
+// to attention, takes the gradients back.
 #pragma once
 
 #include "train/block.h"
@@ -18,7 +19,8 @@ class PriorLayer {
   void backward(Device& device, SharedBuffers& shared) const;
 
  private:
-  void fill_tables(Device& device, const SharedBuffers& shared);  // key_bias_, fourier_ and softplus_slope_ from the weights
+  void fill_tables(Device& device,
+                   const SharedBuffers& shared);  // key_bias_, fourier_ and softplus_slope_ from the weights
 
   std::int64_t content_dim_, heads_;
   bool tables_filled_ = false;

@@ -51,8 +51,9 @@ double Progress::tokens_per_second(const Interval& interval) const {
 
 std::string Progress::position_of(const StepRecord& record) const {
   char text[64];
-  std::snprintf(text, sizeof text, "%*lld/%lld %3.0f%%", static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(record.step),
-                static_cast<long long>(steps_), 100.0 * static_cast<double>(record.step) / static_cast<double>(steps_));
+  std::snprintf(text, sizeof text, "%*lld/%lld %3.0f%%", static_cast<int>(std::to_string(steps_).size()),
+                static_cast<long long>(record.step), static_cast<long long>(steps_),
+                100.0 * static_cast<double>(record.step) / static_cast<double>(steps_));
   return text;
 }
 
@@ -64,21 +65,25 @@ std::string Progress::eta(const StepRecord& record) const {
 
 void Progress::print_line(const StepRecord& record) {
   const double speed = tokens_per_second(since_line_);
-  std::printf("step %s  loss %.4f  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n", position_of(record).c_str(), since_line_.mean_loss(),
-              record.learning_rate, record.grad_norm, speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
+  std::printf("step %s  loss %.4f  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n",
+              position_of(record).c_str(), since_line_.mean_loss(), record.learning_rate, record.grad_norm,
+              speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
   std::fflush(stdout);
   since_line_ = {};
 }
 
-// What matters most comes first: the line is cut at the terminal's width, as one that wraps could not be drawn over.
+// What matters most comes first: the line is cut at the terminal's width, as one that wraps could not be
+// drawn over.
 void Progress::draw_bar(const StepRecord& record) {
   constexpr std::int64_t width = 16;
   const auto filled = static_cast<std::size_t>(width * record.step / steps_);
   char rest[96];
-  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", tokens_per_second(since_bar_), record.learning_rate, record.grad_norm);
+  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", tokens_per_second(since_bar_),
+                record.learning_rate, record.grad_norm);
   char loss[32];
   std::snprintf(loss, sizeof loss, "  loss %.4f", since_bar_.mean_loss());
-  std::string line = "[" + std::string(filled, '#') + std::string(width - filled, '.') + "] " + position_of(record) + loss + eta(record) + rest;
+  std::string line = "[" + std::string(filled, '#') + std::string(width - filled, '.') + "] " +
+                     position_of(record) + loss + eta(record) + rest;
 
   winsize window{};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;

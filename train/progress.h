@@ -14,12 +14,14 @@ struct StepRecord {
   double seconds = 0;
 };
 
-// Lines on stdout, or where stderr is a terminal a bar there (and lines too, if stdout goes elsewhere). Both tell mean loss and speed since the
-// previous line or drawing, and the time left; the first step, which pays for page faults and library set-up, is left out of that estimate.
+// Lines on stdout, or where stderr is a terminal a bar there (and lines too, if stdout goes elsewhere). Both
+// tell mean loss and speed since the previous line or drawing, and the time left; the first step, which pays
+// for page faults and library set-up, is left out of that estimate.
 class Progress {
  public:
   Progress(std::int64_t steps, std::int64_t interval, double tokens_per_step, double flops_per_token);
-  // Counts the step; tells of the first step, every `interval` steps, and the last one. The bar is also drawn in between, a few times a second.
+  // Counts the step; tells of the first step, every `interval` steps, and the last one. The bar is also drawn
+  // in between, a few times a second.
   void report(const StepRecord& record);
   // Wipes the bar, so that something else can be printed.
   void clear();

@@ -16,9 +16,10 @@ enum class ExistingRun { refuse, resume, overwrite };
 
 class RunFolder {
  public:
-  // Opens or makes the folder and writes config.toml. Throws ConfigError where the folder holds something that is no run, a run and `existing` is
-  // refuse, or a run that this config cannot resume. Differences to the resumed run's config that are allowed are printed. With resume and no
-  // complete checkpoint the run starts again from its beginning.
+  // Opens or makes the folder and writes config.toml. Throws ConfigError where the folder holds something
+  // that is no run, a run and `existing` is refuse, or a run that this config cannot resume. Differences to
+  // the resumed run's config that are allowed are printed. With resume and no complete checkpoint the run
+  // starts again from its beginning.
   RunFolder(const std::filesystem::path& path, const Config& config, ExistingRun existing);
 
   const std::filesystem::path& path() const { return path_; }

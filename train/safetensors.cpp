@@ -24,9 +24,13 @@ std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   return elements;
 }
 
-SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& fields, const std::string& origin) {
-  const auto refuse = [&](const std::string& what) { return DataError(origin + ": tensor '" + name + "': " + what); };
-  if (!fields.is_object() || !fields.contains("dtype") || !fields.contains("shape") || !fields.contains("data_offsets"))
+SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& fields,
+                             const std::string& origin) {
+  const auto refuse = [&](const std::string& what) {
+    return DataError(origin + ": tensor '" + name + "': " + what);
+  };
+  if (!fields.is_object() || !fields.contains("dtype") || !fields.contains("shape") ||
+      !fields.contains("data_offsets"))
     throw refuse("needs dtype, shape and data_offsets");
   if (fields["dtype"] != "F32") throw refuse("dtype " + fields["dtype"].dump() + ", expected \"F32\"");
   const auto& shape = fields["shape"];
@@ -34,17 +38,22 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& fiel
   const auto all_integers = [](const nlohmann::json& list) {
     return list.is_array() && std::ranges::all_of(list, [](const auto& n) { return n.is_number_unsigned(); });
   };
-  if (!all_integers(shape) || shape.size() > 8) throw refuse("shape " + shape.dump() + " is not a list of at most 8 sizes");
-  if (!all_integers(offsets) || offsets.size() != 2) throw refuse("data_offsets " + offsets.dump() + " are not two byte positions");
-  SafetensorsEntry entry{name, shape.get<std::vector<std::int64_t>>(), offsets[0].get<std::uint64_t>(), offsets[1].get<std::uint64_t>()};
+  if (!all_integers(shape) || shape.size() > 8)
+    throw refuse("shape " + shape.dump() + " is not a list of at most 8 sizes");
+  if (!all_integers(offsets) || offsets.size() != 2)
+    throw refuse("data_offsets " + offsets.dump() + " are not two byte positions");
+  SafetensorsEntry entry{name, shape.get<std::vector<std::int64_t>>(), offsets[0].get<std::uint64_t>(),
+                         offsets[1].get<std::uint64_t>()};
   const std::int64_t elements = elements_of(entry.shape);
-  if (elements < 0 || entry.end < entry.begin || entry.end - entry.begin != static_cast<std::uint64_t>(elements) * sizeof(float))
+  if (elements < 0 || entry.end < entry.begin ||
+      entry.end - entry.begin != static_cast<std::uint64_t>(elements) * sizeof(float))
     throw refuse("shape " + shape.dump() + " does not fill bytes " + offsets.dump());
   return entry;
 }
 }  // namespace
 
-void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata,
+void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors,
+                       const std::map<std::string, std::string>& metadata,
                        const std::function<void(std::size_t)>& write_elements) {
   nlohmann::json header;
   header["__metadata__"] = metadata;
@@ -62,54 +71,65 @@ void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& te
   for (std::size_t i = 0; i < tensors.size(); ++i) write_elements(i);
 }
 
-std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& origin) {
+std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                                       const std::string& origin) {
   const nlohmann::json header = nlohmann::json::parse(json, nullptr, false);
   if (!header.is_object() || json.find('\0') != json.npos)  // the library takes a NUL for the end
     throw DataError(origin + ": the header is not a JSON object; the file is damaged or no safetensors file");
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, fields] : header.items())
     if (name != "__metadata__") entries.push_back(parse_entry(name, fields, origin));
-  std::ranges::sort(entries, [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+  std::ranges::sort(entries, [](const auto& a, const auto& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
   std::uint64_t position = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != position)
-      throw DataError(origin + ": tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) + " of the data, expected " +
-                      std::to_string(position));
+      throw DataError(origin + ": tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) +
+                      " of the data, expected " + std::to_string(position));
     position = entry.end;
   }
   if (position != data_bytes)
-    throw DataError(origin + ": holds " + std::to_string(data_bytes) + " bytes of data where its tensors need " + std::to_string(position) +
+    throw DataError(origin + ": holds " + std::to_string(data_bytes) +
+                    " bytes of data where its tensors need " + std::to_string(position) +
                     (data_bytes < position ? "; the file was cut short" : "; trailing bytes"));
   return entries;
 }
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : path_(path), file_(path, std::ios::binary) {
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+    : path_(path), file_(path, std::ios::binary) {
   std::error_code error;
   const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error || !file_) throw DataError(path.string() + ": cannot be read" + (error ? ": " + error.message() : ""));
+  if (error || !file_)
+    throw DataError(path.string() + ": cannot be read" + (error ? ": " + error.message() : ""));
   std::uint64_t length = 0;
   constexpr std::uint64_t longest_header = 100'000'000;
-  if (size < sizeof length || !file_.read(reinterpret_cast<char*>(&length), sizeof length) || length > longest_header ||
-      length > size - sizeof length)
-    throw DataError(path.string() + ": " + std::to_string(size) + " bytes with a header said to have " + std::to_string(length) +
-                    "; the file is damaged or no safetensors file");
+  if (size < sizeof length || !file_.read(reinterpret_cast<char*>(&length), sizeof length) ||
+      length > longest_header || length > size - sizeof length)
+    throw DataError(path.string() + ": " + std::to_string(size) + " bytes with a header said to have " +
+                    std::to_string(length) + "; the file is damaged or no safetensors file");
   std::string header(static_cast<std::size_t>(length), '\0');
-  if (!file_.read(header.data(), static_cast<std::streamsize>(length))) throw DataError(path.string() + ": the header cannot be read");
+  if (!file_.read(header.data(), static_cast<std::streamsize>(length)))
+    throw DataError(path.string() + ": the header cannot be read");
   data_start_ = sizeof length + length;
   entries_ = parse_safetensors_header(header, size - data_start_, path.string());
 }
 
-const SafetensorsEntry& SafetensorsReader::find(const std::string& name, const std::vector<std::int64_t>& shape) const {
+const SafetensorsEntry& SafetensorsReader::find(const std::string& name,
+                                                const std::vector<std::int64_t>& shape) const {
   const auto entry = std::ranges::find(entries_, name, &SafetensorsEntry::name);
   if (entry == entries_.end()) throw DataError(path_.string() + ": tensor '" + name + "' is missing");
   if (entry->shape != shape)
-    throw DataError(path_.string() + ": tensor '" + name + "' has shape " + shape_text(entry->shape) + ", expected " + shape_text(shape));
+    throw DataError(path_.string() + ": tensor '" + name + "' has shape " + shape_text(entry->shape) +
+                    ", expected " + shape_text(shape));
   return *entry;
 }
 
 void SafetensorsReader::read(const SafetensorsEntry& entry, std::int64_t first, std::span<float> elements) {
-  file_.seekg(static_cast<std::streamoff>(data_start_ + entry.begin + static_cast<std::uint64_t>(first) * sizeof(float)));
-  if (!file_.read(reinterpret_cast<char*>(elements.data()), static_cast<std::streamsize>(elements.size_bytes())))
+  file_.seekg(static_cast<std::streamoff>(data_start_ + entry.begin +
+                                          static_cast<std::uint64_t>(first) * sizeof(float)));
+  if (!file_.read(reinterpret_cast<char*>(elements.data()),
+                  static_cast<std::streamsize>(elements.size_bytes())))
     throw DataError(path_.string() + ": tensor '" + entry.name + "' cannot be read");
 }
 

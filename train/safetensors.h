@@ -1,4 +1,5 @@
-// The safetensors format: u64 header length, JSON header, then the tensors' bytes, little-endian. Tensors here are F32.
+// The safetensors format: u64 header length, JSON header, then the tensors' bytes, little-endian. Tensors
+// here are F32.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,17 @@ struct SafetensorsEntry {
   std::uint64_t begin = 0, end = 0;  // bytes, from the first tensor's first byte
 };
 
-// Writes the header (begin and end of the entries are not read), then calls write_elements(i) for each tensor, which writes the elements of
-// tensors[i] to the file, row-major. The caller commits the file.
-void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors, const std::map<std::string, std::string>& metadata,
+// Writes the header (begin and end of the entries are not read), then calls write_elements(i) for each
+// tensor, which writes the elements of tensors[i] to the file, row-major. The caller commits the file.
+void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors,
+                       const std::map<std::string, std::string>& metadata,
                        const std::function<void(std::size_t)>& write_elements);
 
-// Checks a header against the `data_bytes` that follow it: well-formed, F32, sizes and offsets that fit each other, no overlap, no gap, nothing after
-// the last tensor. Throws DataError that begins with `origin` and names the tensor.
-std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& origin);
+// Checks a header against the `data_bytes` that follow it: well-formed, F32, sizes and offsets that fit each
+// other, no overlap, no gap, nothing after the last tensor. Throws DataError that begins with `origin` and
+// names the tensor.
+std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                                       const std::string& origin);
 
 // A file opened for reading.
 class SafetensorsReader {

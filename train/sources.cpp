@@ -7,12 +7,13 @@ namespace goat {
 
 namespace {
 std::unique_ptr<TokenSource> open_copy_mixture(const Config& config, bool validation) {
-  return std::make_unique<CopyMixture>(CopyMixtureOptions{.vocab = config.model.vocab,
-                                                          .seq_len = config.data.seq_len,
-                                                          .p_first = config.data.copy_mixture.p_first,
-                                                          .p_prev = config.data.copy_mixture.p_prev,
-                                                          .seed = static_cast<std::uint64_t>(config.train.seed),
-                                                          .validation = validation});
+  return std::make_unique<CopyMixture>(
+      CopyMixtureOptions{.vocab = config.model.vocab,
+                         .seq_len = config.data.seq_len,
+                         .p_first = config.data.copy_mixture.p_first,
+                         .p_prev = config.data.copy_mixture.p_prev,
+                         .seed = static_cast<std::uint64_t>(config.train.seed),
+                         .validation = validation});
 }
 
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle) {

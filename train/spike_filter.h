@@ -6,8 +6,9 @@
 
 namespace goat {
 
-// A window of the losses and gradient norms of applied updates. The limit is mean + z standard deviations of the window, and none until the window is
-// full. What was skipped never enters, so that neither a NaN nor a spike moves the limits.
+// A window of the losses and gradient norms of applied updates. The limit is mean + z standard deviations of
+// the window, and none until the window is full. What was skipped never enters, so that neither a NaN nor a
+// spike moves the limits.
 class SpikeFilter {
  public:
   // The window of a checkpoint: alternating loss and gradient norm, oldest first.

@@ -26,7 +26,8 @@ std::size_t most_likely(std::span<const float> logits) {
   std::size_t best = 0;
   for (std::size_t id = 0; id < logits.size(); ++id) {
     if (!std::isfinite(logits[id]))
-      throw std::runtime_error("the model's logit of token " + std::to_string(id) + " is not finite: its weights are damaged");
+      throw std::runtime_error("the model's logit of token " + std::to_string(id) +
+                               " is not finite: its weights are damaged");
     if (logits[id] > logits[best]) best = id;
   }
   return best;
@@ -34,9 +35,11 @@ std::size_t most_likely(std::span<const float> logits) {
 }  // namespace
 
 TokenSampler::TokenSampler(const SamplingRule& rule, std::uint64_t seed) : rule_(rule), seed_(seed) {
-  require(rule.temperature >= 0 && std::isfinite(rule.temperature), "--temperature", std::to_string(rule.temperature), "a number of at least 0");
+  require(rule.temperature >= 0 && std::isfinite(rule.temperature), "--temperature",
+          std::to_string(rule.temperature), "a number of at least 0");
   require(rule.top_k >= 0, "--top-k", std::to_string(rule.top_k), "an integer of at least 0 (0: off)");
-  require(rule.top_p > 0 && rule.top_p <= 1, "--top-p", std::to_string(rule.top_p), "a number above 0 and up to 1 (1: off)");
+  require(rule.top_p > 0 && rule.top_p <= 1, "--top-p", std::to_string(rule.top_p),
+          "a number above 0 and up to 1 (1: off)");
 }
 
 std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t index) {
@@ -47,24 +50,29 @@ std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t i
   candidates_.clear();
   for (std::size_t id = 0; id < logits.size(); ++id) {
     const double below_best = static_cast<double>(logits[id]) - static_cast<double>(logits[best]);
-    candidates_.push_back({logits[id], static_cast<std::int32_t>(id), std::exp(below_best / rule_.temperature)});
+    candidates_.push_back(
+        {logits[id], static_cast<std::int32_t>(id), std::exp(below_best / rule_.temperature)});
   }
   if (rule_.top_k > 0) keep_most_likely(static_cast<std::size_t>(rule_.top_k));
   if (rule_.top_p < 1) keep_mass(rule_.top_p);
 
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
-  const double drawn = uniform_number(seed_, index) * total;  // below total, also after rounding: the walk ends inside
+  const double drawn =
+      uniform_number(seed_, index) * total;  // below total, also after rounding: the walk ends inside
   std::size_t chosen = 0;
-  for (double sum = candidates_[0].weight; sum <= drawn && chosen + 1 < candidates_.size();) sum += candidates_[++chosen].weight;
+  for (double sum = candidates_[0].weight; sum <= drawn && chosen + 1 < candidates_.size();)
+    sum += candidates_[++chosen].weight;
   return candidates_[chosen].id;
 }
 
 // Leaves the `count` most likely candidates, in order.
 void TokenSampler::keep_most_likely(std::size_t count) {
   count = std::min(count, candidates_.size());
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count), candidates_.end(),
-                    [](const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
+                    candidates_.end(), [](const Candidate& a, const Candidate& b) {
+                      return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+                    });
   candidates_.resize(count);
 }
 
@@ -74,7 +82,8 @@ void TokenSampler::keep_mass(double share) {
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
   std::size_t kept = 0;
-  for (double sum = 0; kept < candidates_.size() && sum < share * total; ++kept) sum += candidates_[kept].weight;
+  for (double sum = 0; kept < candidates_.size() && sum < share * total; ++kept)
+    sum += candidates_[kept].weight;
   candidates_.resize(kept);
 }
 

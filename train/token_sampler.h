@@ -10,17 +10,20 @@ namespace goat {
 struct SamplingRule {
   double temperature = 1;  // logits are divided by it; 0: the most likely token
   std::int64_t top_k = 0;  // only the k most likely tokens; 0: all
-  double top_p = 1;        // of these, only the fewest, most likely first, whose probabilities add up to top_p; 1: all
+  double top_p =
+      1;  // of these, only the fewest, most likely first, whose probabilities add up to top_p; 1: all
 };
 
 // Tokens of equal logits count as ordered by id: the lower id is the more likely one.
 class TokenSampler {
  public:
-  // Throws ConfigError unless temperature >= 0 is finite, top_k >= 0 and 0 < top_p <= 1; the message names the option.
+  // Throws ConfigError unless temperature >= 0 is finite, top_k >= 0 and 0 < top_p <= 1; the message names
+  // the option.
   TokenSampler(const SamplingRule& rule, std::uint64_t seed);
 
-  // The token number `index` of a generation, of ids 0 .. logits.size() - 1. A pure function of rule, seed, logits and index: the random number is
-  // philox(seed, RandomStream::sample, index). Throws std::runtime_error if a logit is not finite.
+  // The token number `index` of a generation, of ids 0 .. logits.size() - 1. A pure function of rule, seed,
+  // logits and index: the random number is philox(seed, RandomStream::sample, index). Throws
+  // std::runtime_error if a logit is not finite.
   std::int32_t sample(std::span<const float> logits, std::uint64_t index);
 
  private:

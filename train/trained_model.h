@@ -10,8 +10,9 @@ namespace goat {
 
 class TrainedModel {
  public:
-  // `path`: a run folder (its newest complete checkpoint), a checkpoint folder, or a model.safetensors inside one. Loads the weights onto the device.
-  // Throws DataError that names the file, tensor and shape where something does not fit.
+  // `path`: a run folder (its newest complete checkpoint), a checkpoint folder, or a model.safetensors inside
+  // one. Loads the weights onto the device. Throws DataError that names the file, tensor and shape where
+  // something does not fit.
   TrainedModel(const std::filesystem::path& path, Device& device);
 
   const Config& config() const { return config_; }

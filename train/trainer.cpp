@@ -13,7 +13,8 @@ bool can_train(const Config& config) { return config.model.block == "gpt"; }
 
 TrainingPlan::TrainingPlan(const Config& config) {
   if (!can_train(config))
-    throw ConfigError("model.block = \"" + config.model.block + "\": this build trains gpt blocks only; --dry-run shows what the run would take");
+    throw ConfigError("model.block = \"" + config.model.block +
+                      "\": this build trains gpt blocks only; --dry-run shows what the run would take");
   declare_parameters(config, parameters);
   parameters.plan(memory, true);
   model.emplace(config, BatchShape{config.micro_batch(), config.data.seq_len}, true, parameters, memory);
@@ -36,7 +37,8 @@ std::string smaller_micro_batch(Config config, std::size_t available) {
     if (config.train.batch % size != 0) continue;
     config.train.micro_batch = size;
     if (TrainingPlan(config).memory.total_bytes() <= available)
-      return "The largest micro-batch that fits is " + std::to_string(size) + ": --set train.micro_batch=" + std::to_string(size);
+      return "The largest micro-batch that fits is " + std::to_string(size) +
+             ": --set train.micro_batch=" + std::to_string(size);
   }
   return "No micro-batch fits; set model.recompute = \"block\", or make the model or data.seq_len smaller";
 }
@@ -44,7 +46,8 @@ std::string smaller_micro_batch(Config config, std::size_t available) {
 
 void Trainer::require_memory() const {
   const std::size_t available = device_.available_memory();
-  if (plan_.memory.total_bytes() > available) plan_.memory.require_fits(device_, smaller_micro_batch(config_, available));
+  if (plan_.memory.total_bytes() > available)
+    plan_.memory.require_fits(device_, smaller_micro_batch(config_, available));
 }
 
 void Trainer::allocate() {
@@ -55,7 +58,9 @@ void Trainer::allocate() {
   model_.bind(device_);
 }
 
-void Trainer::initialize() { plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config_.train.seed)); }
+void Trainer::initialize() {
+  plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config_.train.seed));
+}
 
 void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& state) {
   load_model(checkpoint, device_, plan_.parameters);
@@ -69,8 +74,10 @@ void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& s
 
 StepState Trainer::step(std::int64_t step) {
   auto* state = static_cast<StepState*>(plan_.state.data);
-  const float controls[] = {static_cast<float>(learning_rate(config_.train, step, config_.steps())), spikes_.loss_limit(), spikes_.grad_norm_limit()};
-  static_assert(offsetof(StepState, loss_limit) == sizeof(float) && offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
+  const float controls[] = {static_cast<float>(learning_rate(config_.train, step, config_.steps())),
+                            spikes_.loss_limit(), spikes_.grad_norm_limit()};
+  static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
+                offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
   const float weight = 1.0f / static_cast<float>(config_.train.batch * config_.data.seq_len);
   device_.upload(&state->learning_rate, controls, sizeof controls);
   device_.set_zero(&state->loss, sizeof state->loss);
@@ -84,7 +91,8 @@ StepState Trainer::step(std::int64_t step) {
 
   std::vector<Tensor> gradients;
   for (const auto& group : plan_.parameters.groups()) gradients.push_back(group.grad);
-  device_.run(GradientNorm{.state = state, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
+  device_.run(
+      GradientNorm{.state = state, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
   for (const auto& group : plan_.parameters.groups()) {
     device_.run(AdamW{.state = state,
                       .param = group.value,
@@ -128,7 +136,8 @@ std::optional<double> Trainer::validate() {
 void Trainer::load(TokenSource& source, std::uint64_t first) {
   const auto length = static_cast<std::size_t>(config_.data.seq_len);
   for (std::size_t b = 0; b < inputs_.size() / length; ++b)
-    source.read(first + b, std::span(inputs_).subspan(b * length, length), std::span(targets_).subspan(b * length, length));
+    source.read(first + b, std::span(inputs_).subspan(b * length, length),
+                std::span(targets_).subspan(b * length, length));
   model_.load(device_, inputs_, targets_);
 }
 

@@ -1,4 +1,5 @@
-// Trainer: one training step (micro-batches, clip, AdamW) and validation, over a model, its parameters and a data source.
+// Trainer: one training step (micro-batches, clip, AdamW) and validation, over a model, its parameters and a
+// data source.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ namespace goat {
 // Whether this build has the blocks of the config. Where not, a TrainingPlan throws ConfigError.
 bool can_train(const Config& config);
 
-// Everything a training run keeps in device memory, planned but not allocated. Immovable: the plan knows where its tensors are.
+// Everything a training run keeps in device memory, planned but not allocated. Immovable: the plan knows
+// where its tensors are.
 struct TrainingPlan {
   explicit TrainingPlan(const Config& config);
   TrainingPlan(const TrainingPlan&) = delete;
@@ -35,13 +37,15 @@ class Trainer {
   void require_memory() const;  // throws if the plan does not fit, naming the largest micro-batch that does
   void allocate();              // everything that was planned; then one of these:
   void initialize();            // draws the initial weights
-  void restore(const std::filesystem::path& checkpoint, const RunState& state);  // continues from a checkpoint folder; throws DataError
+  void restore(const std::filesystem::path& checkpoint,
+               const RunState& state);  // continues from a checkpoint folder; throws DataError
 
-  // Runs step 0 <= step < steps: sequences step*batch .. step*batch + batch - 1 of the training source. Returns the step's scalars.
+  // Runs step 0 <= step < steps: sequences step*batch .. step*batch + batch - 1 of the training source.
+  // Returns the step's scalars.
   StepState step(std::int64_t step);
 
-  // Mean loss, nats a token, over the first eval.batches micro-batches of the validation source (fewer if it holds fewer; the last one may be
-  // ragged). nullopt where there is none.
+  // Mean loss, nats a token, over the first eval.batches micro-batches of the validation source (fewer if it
+  // holds fewer; the last one may be ragged). nullopt where there is none.
   std::optional<double> validate();
 
   const ParameterSet& parameters() const { return plan_.parameters; }

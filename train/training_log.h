@@ -1,4 +1,5 @@
-// TrainingLog: what a training run tells: the announcement, progress lines, metrics.jsonl, warnings and summary.json.
+// TrainingLog: what a training run tells: the announcement, progress lines, metrics.jsonl, warnings and
+// summary.json.
 #pragma once
 
 #include <optional>
@@ -23,8 +24,10 @@ class TrainingLog {
   void saved(const std::filesystem::path& checkpoint);
   void not_saved(const std::string& reason);  // loudly: training goes on without this checkpoint
   // After step `step` (1-based), which took `seconds` without validation.
-  void step(std::int64_t step, const StepState& result, double seconds, std::optional<double> validation_loss);
-  // At the end: summary.json, and where everything is. `checkpoint` is the last one, empty if it could not be saved.
+  void step(std::int64_t step, const StepState& result, double seconds,
+            std::optional<double> validation_loss);
+  // At the end: summary.json, and where everything is. `checkpoint` is the last one, empty if it could not be
+  // saved.
   void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
   // These say why the run ended early and return the program's exit code.
   int stopped(int signal, bool saved);

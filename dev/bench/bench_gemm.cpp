@@ -1,6 +1,7 @@
-// Times the GEMMs of a training step in the libraries the CPU device could use: oneDNN's sgemm, oneDNN's matmul primitive, OpenBLAS.
-// Usage: OMP_NUM_THREADS=n bench_gemm [rounds]. Every round times each library once on each GEMM, so that a disturbance of the machine meets all
-// of them; the table shows medians in milliseconds (CPU time on one thread, else wall time) and GFLOP/s of the fastest.
+// Times the GEMMs of a training step in the libraries the CPU device could use: oneDNN's sgemm, oneDNN's
+// matmul primitive, OpenBLAS. Usage: OMP_NUM_THREADS=n bench_gemm [rounds]. Every round times each library
+// once on each GEMM, so that a disturbance of the machine meets all of them; the table shows medians in
+// milliseconds (CPU time on one thread, else wall time) and GFLOP/s of the fastest.
 #include <cblas.h>
 #include <omp.h>
 
@@ -20,7 +21,8 @@
 
 namespace {
 
-// C[m, n] = op(A) op(B) + bias, or C += op(A) op(B). All row-major; A is stored [k, m] and B [n, k] where transposed.
+// C[m, n] = op(A) op(B) + bias, or C += op(A) op(B). All row-major; A is stored [k, m] and B [n, k] where
+// transposed.
 struct Gemm {
   std::string name;
   std::int64_t m, n, k;
@@ -44,8 +46,8 @@ std::vector<Gemm> training_step() {
     std::int64_t in, out;
   };
   std::vector<Gemm> gemms;
-  for (const Layer& layer :
-       {Layer{"qkv 384>1152", width, 3 * width}, Layer{"ff1 384>1536", width, 4 * width}, Layer{"ff2 1536>384", 4 * width, width}}) {
+  for (const Layer& layer : {Layer{"qkv 384>1152", width, 3 * width}, Layer{"ff1 384>1536", width, 4 * width},
+                             Layer{"ff2 1536>384", 4 * width, width}}) {
     gemms.push_back(forward(layer.name, tokens, layer.in, layer.out, true));
     gemms.push_back(backward_input(layer.name, tokens, layer.in, layer.out));
     gemms.push_back(backward_weight(layer.name, tokens, layer.in, layer.out));
@@ -79,7 +81,8 @@ struct Matrices {
 // A GEMM library has no bias argument: its output starts as the bias, and the product is added to it.
 void start_with_bias(const Gemm& gemm, Matrices& matrices) {
 #pragma omp parallel for schedule(static)
-  for (std::int64_t row = 0; row < gemm.m; ++row) std::copy(matrices.bias.begin(), matrices.bias.end(), matrices.c.begin() + row * gemm.n);
+  for (std::int64_t row = 0; row < gemm.m; ++row)
+    std::copy(matrices.bias.begin(), matrices.bias.end(), matrices.c.begin() + row * gemm.n);
 }
 
 class Library {
@@ -93,9 +96,10 @@ class Sgemm final : public Library {
   explicit Sgemm(const Gemm& gemm) : gemm_(gemm) {}
   void run(Matrices& matrices) override {
     if (gemm_.bias) start_with_bias(gemm_, matrices);
-    dnnl_sgemm(gemm_.transpose_a ? 'T' : 'N', gemm_.transpose_b ? 'T' : 'N', gemm_.m, gemm_.n, gemm_.k, 1.0f, matrices.a.data(),
-               gemm_.transpose_a ? gemm_.m : gemm_.k, matrices.b.data(), gemm_.transpose_b ? gemm_.k : gemm_.n,
-               gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f, matrices.c.data(), gemm_.n);
+    dnnl_sgemm(gemm_.transpose_a ? 'T' : 'N', gemm_.transpose_b ? 'T' : 'N', gemm_.m, gemm_.n, gemm_.k, 1.0f,
+               matrices.a.data(), gemm_.transpose_a ? gemm_.m : gemm_.k, matrices.b.data(),
+               gemm_.transpose_b ? gemm_.k : gemm_.n, gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f,
+               matrices.c.data(), gemm_.n);
   }
 
  private:
@@ -108,9 +112,11 @@ class OpenBlas final : public Library {
   void run(Matrices& matrices) override {
     if (gemm_.bias) start_with_bias(gemm_, matrices);
     const auto size = [](std::int64_t value) { return static_cast<blasint>(value); };
-    cblas_sgemm(CblasRowMajor, gemm_.transpose_a ? CblasTrans : CblasNoTrans, gemm_.transpose_b ? CblasTrans : CblasNoTrans, size(gemm_.m),
-                size(gemm_.n), size(gemm_.k), 1.0f, matrices.a.data(), size(gemm_.transpose_a ? gemm_.m : gemm_.k), matrices.b.data(),
-                size(gemm_.transpose_b ? gemm_.k : gemm_.n), gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f, matrices.c.data(), size(gemm_.n));
+    cblas_sgemm(CblasRowMajor, gemm_.transpose_a ? CblasTrans : CblasNoTrans,
+                gemm_.transpose_b ? CblasTrans : CblasNoTrans, size(gemm_.m), size(gemm_.n), size(gemm_.k),
+                1.0f, matrices.a.data(), size(gemm_.transpose_a ? gemm_.m : gemm_.k), matrices.b.data(),
+                size(gemm_.transpose_b ? gemm_.k : gemm_.n), gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f,
+                matrices.c.data(), size(gemm_.n));
   }
 
  private:
@@ -137,7 +143,8 @@ class Matmul final : public Library {
     const auto plan = gemm.bias ? dnnl::matmul::primitive_desc(engine_, a_, b_, bias_, c_, attributes)
                                 : dnnl::matmul::primitive_desc(engine_, a_, b_, c_, attributes);
 #else
-    const auto description = gemm.bias ? dnnl::matmul::desc(a_, b_, bias_, c_) : dnnl::matmul::desc(a_, b_, c_);
+    const auto description =
+        gemm.bias ? dnnl::matmul::desc(a_, b_, bias_, c_) : dnnl::matmul::desc(a_, b_, c_);
     const dnnl::matmul::primitive_desc plan(description, attributes, engine_);
 #endif
     primitive_ = dnnl::matmul(plan);
@@ -162,7 +169,8 @@ class Matmul final : public Library {
 // On one thread CPU time, which other programs on the machine hardly disturb; else wall time.
 double now_ms() {
   if (omp_get_max_threads() == 1) return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 double milliseconds(Library& library, Matrices& matrices) {
@@ -172,7 +180,8 @@ double milliseconds(Library& library, Matrices& matrices) {
 }
 
 double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -190,7 +199,8 @@ void check_results(const Gemm& gemm, std::vector<std::unique_ptr<Library>>& libr
     if (first.empty()) first = before;
     for (std::size_t i = 0; i < first.size(); ++i)
       if (!(std::abs(first[i] - before[i]) <= 1e-4f * std::sqrt(static_cast<float>(gemm.k)))) {
-        std::fprintf(stderr, "%s: results differ at %zu: %g and %g\n", gemm.name.c_str(), i, first[i], before[i]);
+        std::fprintf(stderr, "%s: results differ at %zu: %g and %g\n", gemm.name.c_str(), i, first[i],
+                     before[i]);
         std::exit(1);
       }
   }
@@ -201,9 +211,11 @@ void check_results(const Gemm& gemm, std::vector<std::unique_ptr<Library>>& libr
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 15;
   const dnnl_version_t* version = dnnl_version();
-  std::printf("%d threads; oneDNN %d.%d.%d; %s, core %s; median %s time of %d interleaved rounds\n\n", omp_get_max_threads(), version->major,
-              version->minor, version->patch, openblas_get_config(), openblas_get_corename(), omp_get_max_threads() == 1 ? "CPU" : "wall", rounds);
-  std::printf("| GEMM | oneDNN sgemm ms | oneDNN matmul ms | OpenBLAS ms | best GFLOP/s |\n|---|---|---|---|---|\n");
+  std::printf("%d threads; oneDNN %d.%d.%d; %s, core %s; median %s time of %d interleaved rounds\n\n",
+              omp_get_max_threads(), version->major, version->minor, version->patch, openblas_get_config(),
+              openblas_get_corename(), omp_get_max_threads() == 1 ? "CPU" : "wall", rounds);
+  std::printf(
+      "| GEMM | oneDNN sgemm ms | oneDNN matmul ms | OpenBLAS ms | best GFLOP/s |\n|---|---|---|---|---|\n");
   for (const Gemm& gemm : training_step()) {
     Matrices matrices(gemm);
     std::vector<std::unique_ptr<Library>> libraries;
@@ -213,13 +225,16 @@ int main(int argc, char** argv) {
     check_results(gemm, libraries, matrices);
     std::vector<std::vector<double>> times(libraries.size());
     for (int round = 0; round < rounds; ++round)
-      for (std::size_t i = 0; i < libraries.size(); ++i) times[i].push_back(milliseconds(*libraries[i], matrices));
+      for (std::size_t i = 0; i < libraries.size(); ++i)
+        times[i].push_back(milliseconds(*libraries[i], matrices));
     std::vector<double> medians;
     medians.reserve(times.size());
     for (const auto& samples : times) medians.push_back(median(samples));
     const double best = *std::min_element(medians.begin(), medians.end());
-    const double operations = 2.0 * static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
-    std::printf("| %s | %.2f | %.2f | %.2f | %.0f |\n", gemm.name.c_str(), medians[0], medians[1], medians[2], operations / best * 1e-6);
+    const double operations =
+        2.0 * static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
+    std::printf("| %s | %.2f | %.2f | %.2f | %.0f |\n", gemm.name.c_str(), medians[0], medians[1], medians[2],
+                operations / best * 1e-6);
     std::fflush(stdout);
   }
 }

@@ -1,8 +1,9 @@
-// Times training steps of the trainer itself on random tokens: tokens/s, share of the machine's sgemm rate, and where the time goes.
+// Times training steps of the trainer itself on random tokens: tokens/s, share of the machine's sgemm rate,
+// and where the time goes.
 //
-//   OMP_NUM_THREADS=2 bench_step                      the model of dev/results/cpu_speed.md with the goat prior
-//   OMP_NUM_THREADS=2 bench_step --attention both     steps with and without the prior in turn, and the median of their ratios
-//   OMP_NUM_THREADS=2 bench_step --length 1024 --batch 1 --set model.layers=12
+//   OMP_NUM_THREADS=2 bench_step                      the model of dev/results/cpu_speed.md with the goat
+//   prior OMP_NUM_THREADS=2 bench_step --attention both     steps with and without the prior in turn, and the
+//   median of their ratios OMP_NUM_THREADS=2 bench_step --length 1024 --batch 1 --set model.layers=12
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -31,7 +32,8 @@ struct Options {
   std::vector<std::string> settings;
 };
 
-// A GPT of 6 layers of width 384 with GPT-2's vocabulary; the built-in source without its copies gives uniformly random tokens.
+// A GPT of 6 layers of width 384 with GPT-2's vocabulary; the built-in source without its copies gives
+// uniformly random tokens.
 Config config_of(const Options& options, const std::string& attention) {
   std::vector<std::string> settings = {"model.layers=6",
                                        "model.heads=6",
@@ -108,29 +110,35 @@ std::vector<Row> rows_of(const Run& run) {
     for (const TimedDevice::Totals& step : run.operations) seconds.push_back(step.at(name).seconds);
     rows.push_back({name, 1e3 * median(seconds), total.calls, total.work});
   }
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.milliseconds > b.milliseconds; });
+  std::sort(rows.begin(), rows.end(),
+            [](const Row& a, const Row& b) { return a.milliseconds > b.milliseconds; });
   return rows;
 }
 
 void print_operations(const Run& run, const MachineLimits& limits) {
   const double step = 1e3 * median(run.seconds);
   double in_operations = 0;
-  std::printf("| operation | calls | ms a step | share %% | GFLOP/s | GB/s | FLOP/byte | attainable GFLOP/s | of roofline %% |\n");
+  std::printf(
+      "| operation | calls | ms a step | share %% | GFLOP/s | GB/s | FLOP/byte | attainable GFLOP/s | of "
+      "roofline %% |\n");
   std::printf("|---|---|---|---|---|---|---|---|---|\n");
   for (const Row& row : rows_of(run)) {
     const double seconds = 1e-3 * row.milliseconds, least = limits.seconds(row.work.flops, row.work.bytes);
     in_operations += row.milliseconds;
-    std::printf("| %s | %ld | %.2f | %.1f | %.0f | %.1f | %.1f | %.0f | %.0f |\n", row.name.c_str(), row.calls, row.milliseconds,
-                100 * row.milliseconds / step, row.work.flops / seconds * 1e-9, row.work.bytes / seconds * 1e-9, row.work.flops / row.work.bytes,
+    std::printf("| %s | %ld | %.2f | %.1f | %.0f | %.1f | %.1f | %.0f | %.0f |\n", row.name.c_str(),
+                row.calls, row.milliseconds, 100 * row.milliseconds / step, row.work.flops / seconds * 1e-9,
+                row.work.bytes / seconds * 1e-9, row.work.flops / row.work.bytes,
                 row.work.flops / least * 1e-9, 100 * least / seconds);
   }
-  std::printf("| outside operations | | %.2f | %.1f | | | | | |\n\n", step - in_operations, 100 - 100 * in_operations / step);
+  std::printf("| outside operations | | %.2f | %.1f | | | | | |\n\n", step - in_operations,
+              100 - 100 * in_operations / step);
 }
 
 void print_summary(const Run& run, const MachineLimits& limits) {
   const double seconds = median(run.seconds), rate = run.tokens() / seconds * flops_per_token(run.config);
-  std::printf("attention %s, T %lld, B %lld: %.1f ms a step, %.1f tokens/s, %.1f GFLOP/s, %.1f %% of sgemm\n", run.config.model.attention.c_str(),
-              static_cast<long long>(run.config.data.seq_len), static_cast<long long>(run.config.train.batch), 1e3 * seconds, run.tokens() / seconds,
+  std::printf("attention %s, T %lld, B %lld: %.1f ms a step, %.1f tokens/s, %.1f GFLOP/s, %.1f %% of sgemm\n",
+              run.config.model.attention.c_str(), static_cast<long long>(run.config.data.seq_len),
+              static_cast<long long>(run.config.train.batch), 1e3 * seconds, run.tokens() / seconds,
               rate * 1e-9, 100 * rate / limits.flops_per_second);
 }
 
@@ -153,8 +161,9 @@ int main_of(const Options& options) {
     for (const auto& run : runs) run->step(step >= options.warm_up);
   limits = best_of(limits, measure_machine(clock));
 
-  std::printf("%s; sgemm %.0f GFLOP/s, memory %.1f GB/s; medians of %d steps, %s time\n", device->info().description.c_str(),
-              limits.flops_per_second * 1e-9, limits.bytes_per_second * 1e-9, options.steps, options.clock.c_str());
+  std::printf("%s; sgemm %.0f GFLOP/s, memory %.1f GB/s; medians of %d steps, %s time\n",
+              device->info().description.c_str(), limits.flops_per_second * 1e-9,
+              limits.bytes_per_second * 1e-9, options.steps, options.clock.c_str());
   for (const auto& run : runs) {
     if (!options.brief) print_operations(*run, limits);
     print_summary(*run, limits);
@@ -172,13 +181,15 @@ int main(int argc, char** argv) {
   goat::limit_spinning(argv);
   goat::bench::Options options;
   CLI::App app("Times training steps on random tokens.");
-  app.add_option("--attention", options.attention, "goat, none or both")->check(CLI::IsMember({"goat", "none", "both"}));
+  app.add_option("--attention", options.attention, "goat, none or both")
+      ->check(CLI::IsMember({"goat", "none", "both"}));
   app.add_option("--length", options.length, "T")->check(CLI::PositiveNumber);
   app.add_option("--batch", options.batch, "B")->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "timed steps")->check(CLI::PositiveNumber);
   app.add_option("--warm-up", options.warm_up, "steps before them")->check(CLI::NonNegativeNumber);
   app.add_option("--set", options.settings, "a config setting, section.key=value");
-  app.add_option("--clock", options.clock, "wall, or cpu: CPU time divided by the threads, for a busy machine")
+  app.add_option("--clock", options.clock,
+                 "wall, or cpu: CPU time divided by the threads, for a busy machine")
       ->check(CLI::IsMember({"wall", "cpu"}));
   app.add_flag("--brief", options.brief, "no table of operations");
   CLI11_PARSE(app, argc, argv);

@@ -1,5 +1,5 @@
-// Attention at the shapes of FlashAttention's benchmark: B T = 16,384 tokens, H d_h = 2048, causal, bf16. FLOPs are counted as there: 4 B T^2 H d_h,
-// half of it if causal; the backward pass 2.5 times that.
+// Attention at the shapes of FlashAttention's benchmark: B T = 16,384 tokens, H d_h = 2048, causal, bf16.
+// FLOPs are counted as there: 4 B T^2 H d_h, half of it if causal; the backward pass 2.5 times that.
 #include <cmath>
 
 #include "dev/bench/gpu_bench.h"
@@ -12,7 +12,8 @@ struct Shape {
   bool causal;
   std::int64_t content_dim() const { return head_dim - 2 * modes - 2; }
   double forward_flops() const {
-    return 4.0 * static_cast<double>(batch * length * heads * head_dim) * static_cast<double>(length) * (causal ? 0.5 : 1.0);
+    return 4.0 * static_cast<double>(batch * length * heads * head_dim) * static_cast<double>(length) *
+           (causal ? 0.5 : 1.0);
   }
 };
 
@@ -37,7 +38,8 @@ struct Attention {
     device.run(Fill{slope, 0.01f});
   }
 
-  // With the prior: the slope, and gradients of lanes, key bias and slope. Without: plain attention over d_h coordinates.
+  // With the prior: the slope, and gradients of lanes, key bias and slope. Without: plain attention over d_h
+  // coordinates.
   AttentionForward forward(bool prior) const {
     AttentionForward op;
     op.out = out;
@@ -76,22 +78,25 @@ struct Attention {
 void time_shape(Bench& bench, const Shape& shape) {
   Attention attention(bench.device(), shape);
   for (const bool prior : {false, true}) {
-    const nlohmann::ordered_json facts = {{"d_h", shape.head_dim}, {"T", shape.length}, {"B", shape.batch},
-                                          {"H", shape.heads},      {"prior", prior},    {"causal", shape.causal}};
+    const nlohmann::ordered_json facts = {{"d_h", shape.head_dim}, {"T", shape.length},
+                                          {"B", shape.batch},      {"H", shape.heads},
+                                          {"prior", prior},        {"causal", shape.causal}};
     const AttentionForward forward = attention.forward(prior);
     bench.time("attention_forward", {shape.forward_flops(), 0}, facts, [&] { bench.device().run(forward); });
     for (const bool deterministic : {true, false}) {
       const AttentionBackward backward = attention.backward(prior, deterministic);
       nlohmann::ordered_json with_form = facts;
       with_form["deterministic"] = deterministic;
-      bench.time("attention_backward", {2.5 * shape.forward_flops(), 0}, with_form, [&] { bench.device().run(backward); });
+      bench.time("attention_backward", {2.5 * shape.forward_flops(), 0}, with_form,
+                 [&] { bench.device().run(backward); });
     }
   }
 }
 }  // namespace
 
 void bench_attention(Bench& bench, std::int64_t head_dim) {
-  const std::int64_t tokens = bench.size(16384, 256), heads = bench.size(2048 / head_dim, 1), modes = head_dim == 128 ? 4 : 2;
+  const std::int64_t tokens = bench.size(16384, 256), heads = bench.size(2048 / head_dim, 1),
+                     modes = head_dim == 128 ? 4 : 2;
   for (std::int64_t length = bench.size(512, 128); length <= tokens; length *= 2)
     time_shape(bench, {tokens / length, length, heads, head_dim, modes, true});
   const std::int64_t length = bench.size(2048, 128);
@@ -101,7 +106,8 @@ void bench_attention(Bench& bench, std::int64_t head_dim) {
 void bench_decode(Bench& bench) {
   for (const std::int64_t length : {2048, 16384}) {
     Arena arena(bench.device());
-    const std::int64_t batch = bench.size(16, 1), heads = bench.size(32, 1), keys = bench.size(length, length / 8), head_dim = 64;
+    const std::int64_t batch = bench.size(16, 1), heads = bench.size(32, 1),
+                       keys = bench.size(length, length / 8), head_dim = 64;
     const Tensor cache = arena.tensor(DType::bf16, {batch, keys, 2, heads, head_dim}, "cache");
     AttentionForward op;
     op.out = arena.tensor(DType::bf16, {batch, 1, heads, head_dim}, "out");
@@ -111,8 +117,8 @@ void bench_decode(Bench& bench) {
     op.v = cache.select(2, 1);
     op.slope = arena.tensor(DType::f32, {heads}, "slope");
     op.scale = 0.125f;
-    bench.time("attention_decode", {0, work_of(op).bytes}, {{"d_h", head_dim}, {"T", keys}, {"B", batch}, {"H", heads}},
-               [&] { bench.device().run(op); });
+    bench.time("attention_decode", {0, work_of(op).bytes},
+               {{"d_h", head_dim}, {"T", keys}, {"B", batch}, {"H", heads}}, [&] { bench.device().run(op); });
   }
 }
 

@@ -47,7 +47,8 @@ Tensor Arena::tensor(DType dtype, std::initializer_list<std::int64_t> shape, con
   const Tensor tensor = allocate(dtype, shape, name);
   const DeviceBuffer& source = pattern(dtype);
   for (std::size_t done = 0; done < tensor.bytes(); done += source.bytes())
-    device_.copy(static_cast<unsigned char*>(tensor.data) + done, source.data(), std::min(source.bytes(), tensor.bytes() - done));
+    device_.copy(static_cast<unsigned char*>(tensor.data) + done, source.data(),
+                 std::min(source.bytes(), tensor.bytes() - done));
   return tensor;
 }
 
@@ -62,7 +63,8 @@ Tensor Arena::integers(std::initializer_list<std::int64_t> shape, std::int32_t b
   std::vector<std::int32_t> values(static_cast<std::size_t>(tensor.elements()));
   std::mt19937 random(1);
   for (std::size_t n = 0; n < values.size(); ++n)
-    values[n] = below > 0 ? static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(below)) : static_cast<std::int32_t>(n);
+    values[n] = below > 0 ? static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(below))
+                          : static_cast<std::int32_t>(n);
   device_.upload(tensor.data, values.data(), tensor.bytes());
   return tensor;
 }
@@ -75,7 +77,8 @@ double Bench::seconds_of(const std::function<void()>& call, int repetitions) {
   return (wall_clock() - start) / repetitions;
 }
 
-void Bench::time(const std::string& name, const Work& work, nlohmann::ordered_json facts, const std::function<void()>& call) {
+void Bench::time(const std::string& name, const Work& work, nlohmann::ordered_json facts,
+                 const std::function<void()>& call) {
   nlohmann::ordered_json result = {{"name", name}};
   result.update(facts);
   try {

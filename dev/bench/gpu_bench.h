@@ -16,12 +16,14 @@
 
 namespace goat::bench {
 
-// Tensors of one section, released with it. Floating-point contents are uniform in (-1, 1): kernels draw the power, and take the time, of real data.
+// Tensors of one section, released with it. Floating-point contents are uniform in (-1, 1): kernels draw the
+// power, and take the time, of real data.
 class Arena {
  public:
   explicit Arena(Device& device) : device_(device) {}
   Tensor tensor(DType dtype, std::initializer_list<std::int64_t> shape, const char* name);
-  Tensor integers(std::initializer_list<std::int64_t> shape, std::int32_t below, const char* name);  // uniform in [0, below); below 0: 0, 1, 2, ..
+  Tensor integers(std::initializer_list<std::int64_t> shape, std::int32_t below,
+                  const char* name);  // uniform in [0, below); below 0: 0, 1, 2, ..
   Tensor zeros(DType dtype, std::initializer_list<std::int64_t> shape, const char* name);
 
  private:
@@ -51,9 +53,11 @@ class Bench {
   std::int64_t size(std::int64_t full, std::int64_t tiny) const { return options_.tiny ? tiny : full; }
 
   // Times call(); work.flops / work.bytes give the rates. A failure is reported, not thrown.
-  void time(const std::string& name, const Work& work, nlohmann::ordered_json facts, const std::function<void()>& call);
+  void time(const std::string& name, const Work& work, nlohmann::ordered_json facts,
+            const std::function<void()>& call);
   template <class Operation>
-  void time(const std::string& name, const Operation& op, nlohmann::ordered_json facts = nlohmann::ordered_json::object()) {
+  void time(const std::string& name, const Operation& op,
+            nlohmann::ordered_json facts = nlohmann::ordered_json::object()) {
     time(name, work_of(op), std::move(facts), [&] { device_.run(op); });
   }
 

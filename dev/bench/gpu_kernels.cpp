@@ -4,8 +4,8 @@
 //   gpu_kernels --device simt --tiny                         does every case run? (the times mean nothing)
 //   gpu_kernels --section attention_64 --section gemm
 //
-// Each section runs in a process of its own: what ends one (an illegal access spoils a CUDA context for good, a hang) leaves the others their
-// results.
+// Each section runs in a process of its own: what ends one (an illegal access spoils a CUDA context for good,
+// a hang) leaves the others their results.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -46,11 +46,14 @@ void write_line(int pipe, const nlohmann::ordered_json& object) {
   }
 }
 
-[[noreturn]] void child(const Section& section, const std::string& device_name, const Options& options, int pipe) {
+[[noreturn]] void child(const Section& section, const std::string& device_name, const Options& options,
+                        int pipe) {
   try {
     const auto device = open_device(device_name);
     write_line(pipe, {{"device", device->info().description}});
-    Bench bench(*device, options, [&](const nlohmann::ordered_json& result) { write_line(pipe, {{"result", result}}); });
+    Bench bench(*device, options, [&](const nlohmann::ordered_json& result) {
+      write_line(pipe, {{"result", result}});
+    });
     section.run(bench);
     device->synchronize();
   } catch (const std::exception& error) {
@@ -59,7 +62,8 @@ void write_line(int pipe, const nlohmann::ordered_json& object) {
   std::_Exit(0);  // a spoilt context must not be taken down: that can throw
 }
 
-// Everything the child writes until it ends, or until `seconds` have passed; then it is killed. False if it was.
+// Everything the child writes until it ends, or until `seconds` have passed; then it is killed. False if it
+// was.
 bool read_all(int pipe, pid_t process, double seconds, std::string& text) {
   const double end = wall_clock() + seconds;
   char buffer[65536];
@@ -76,11 +80,13 @@ bool read_all(int pipe, pid_t process, double seconds, std::string& text) {
   }
 }
 
-nlohmann::ordered_json run_section(const Section& section, const std::string& device_name, const Options& options, std::string& description) {
+nlohmann::ordered_json run_section(const Section& section, const std::string& device_name,
+                                   const Options& options, std::string& description) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe failed");
   const double start = wall_clock();
-  const pid_t process = fork();  // before this process touches the GPU: a CUDA context does not survive a fork
+  const pid_t process =
+      fork();  // before this process touches the GPU: a CUDA context does not survive a fork
   if (process == 0) {
     close(ends[0]);
     child(section, device_name, options, ends[1]);
@@ -130,9 +136,11 @@ int run(int argc, char** argv) {
     if (!description.empty()) all["device"] = description;
     failed = failed || report.contains("error");
     for (const auto& result : report["results"]) failed = failed || result.contains("error");
-    std::cerr << section.name << ": " << report["results"].size() << " cases, " << report["seconds"].get<double>() << " s"
+    std::cerr << section.name << ": " << report["results"].size() << " cases, "
+              << report["seconds"].get<double>() << " s"
               << (report.contains("error") ? ", " + report["error"].get<std::string>() : "") << "\n";
-    if (!output.empty()) std::ofstream(output) << all.dump(1) << "\n";  // after every section: what is there is kept
+    if (!output.empty())
+      std::ofstream(output) << all.dump(1) << "\n";  // after every section: what is there is kept
   }
   if (output.empty()) std::cout << all.dump(1) << "\n";
   return failed ? 1 : 0;

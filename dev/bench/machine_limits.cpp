@@ -27,7 +27,8 @@ double measure_sgemm(Clock clock) {
   constexpr std::int64_t n = 2048;
   const std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f);
   std::vector<float> c(n * n);
-  const double seconds = best_seconds(clock, 12, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
+  const double seconds = best_seconds(
+      clock, 12, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
   return 2.0 * n * n * n / seconds;
 }
 
@@ -42,13 +43,16 @@ double measure_bandwidth(Clock clock) {
   std::vector<float> a(count, 1.0f), b(count, 2.0f);
   const double seconds = best_seconds(clock, 6, [&] {
 #pragma omp parallel for schedule(static)
-    for (std::int64_t first = 0; first < count; first += block) add_scaled(a.data() + first, b.data() + first, block);
+    for (std::int64_t first = 0; first < count; first += block)
+      add_scaled(a.data() + first, b.data() + first, block);
   });
   return 3.0 * count * sizeof(float) / seconds;
 }
 }  // namespace
 
-double MachineLimits::seconds(double flops, double bytes) const { return std::max(flops / flops_per_second, bytes / bytes_per_second); }
+double MachineLimits::seconds(double flops, double bytes) const {
+  return std::max(flops / flops_per_second, bytes / bytes_per_second);
+}
 
 MachineLimits measure_machine(Clock clock) { return {measure_sgemm(clock), measure_bandwidth(clock)}; }
 

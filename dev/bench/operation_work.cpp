@@ -26,26 +26,39 @@ double score_flops(const Attention& op) {
 }
 
 // Lanes are the coordinates content_dim .. d_h of q or k.
-double lane_bytes(const Tensor& x, std::int64_t content_dim) { return x ? bytes_of({x.slice(3, content_dim, x.shape[3] - content_dim)}) : 0.0; }
+double lane_bytes(const Tensor& x, std::int64_t content_dim) {
+  return x ? bytes_of({x.slice(3, content_dim, x.shape[3] - content_dim)}) : 0.0;
+}
 }  // namespace
 
 Work work_of(const EmbeddingForward& op) { return {0, bytes_of({op.out, op.out, op.tokens})}; }
 Work work_of(const EmbeddingBackward& op) { return {0, bytes_of({op.dout, op.dout, op.dout, op.tokens})}; }
 
-Work work_of(const LayerNormForward& op) { return {0, bytes_of({op.out, op.mean, op.rstd, op.sum, op.x, op.residual, op.weight, op.bias})}; }
-Work work_of(const LayerNormBackward& op) { return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.mean, op.rstd, op.weight})}; }
+Work work_of(const LayerNormForward& op) {
+  return {0, bytes_of({op.out, op.mean, op.rstd, op.sum, op.x, op.residual, op.weight, op.bias})};
+}
+Work work_of(const LayerNormBackward& op) {
+  return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.mean, op.rstd, op.weight})};
+}
 
-Work work_of(const RmsNormForward& op) { return {0, bytes_of({op.out, op.rstd, op.sum, op.x, op.residual, op.weight})}; }
-Work work_of(const RmsNormBackward& op) { return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.rstd, op.weight})}; }
+Work work_of(const RmsNormForward& op) {
+  return {0, bytes_of({op.out, op.rstd, op.sum, op.x, op.residual, op.weight})};
+}
+Work work_of(const RmsNormBackward& op) {
+  return {0, bytes_of({op.dsum, op.dsum, op.dout, op.sum, op.rstd, op.weight})};
+}
 
 Work work_of(const LinearForward& op) {
-  return {matmul_flops(op.x.shape[0], op.weight.shape[0], op.weight.shape[1]), bytes_of({op.out, op.x, op.weight, op.bias})};
+  return {matmul_flops(op.x.shape[0], op.weight.shape[0], op.weight.shape[1]),
+          bytes_of({op.out, op.x, op.weight, op.bias})};
 }
 Work work_of(const LinearBackwardInput& op) {
-  return {matmul_flops(op.dout.shape[0], op.weight.shape[0], op.weight.shape[1]), bytes_of({op.dx, op.dout, op.weight})};
+  return {matmul_flops(op.dout.shape[0], op.weight.shape[0], op.weight.shape[1]),
+          bytes_of({op.dx, op.dout, op.weight})};
 }
 Work work_of(const LinearBackwardWeight& op) {
-  return {matmul_flops(op.dout.shape[0], op.dweight.shape[0], op.dweight.shape[1]), bytes_of({op.dweight, op.dweight, op.dout, op.x})};
+  return {matmul_flops(op.dout.shape[0], op.dweight.shape[0], op.dweight.shape[1]),
+          bytes_of({op.dweight, op.dweight, op.dout, op.x})};
 }
 
 Work work_of(const GeluForward& op) { return {0, bytes_of({op.out, op.x})}; }
@@ -61,33 +74,43 @@ Work work_of(const SinkForward& op) {
   return {flops, bytes_of({op.key_bias, op.hidden, op.features, op.w1, op.w2})};
 }
 Work work_of(const SinkBackward& op) {
-  const double flops = matmul_flops(op.features.shape[0], op.dw1.shape[0], op.dw1.shape[1] + 2 * op.w2.shape[0]);
+  const double flops =
+      matmul_flops(op.features.shape[0], op.dw1.shape[0], op.dw1.shape[1] + 2 * op.w2.shape[0]);
   return {flops, bytes_of({op.dkey_bias, op.dkey_bias_sum, op.hidden, op.features, op.w2})};
 }
 
 Work work_of(const PriorLanesForward& op) {
-  return {0, lane_bytes(op.q, op.content_dim) + lane_bytes(op.k, op.content_dim) + bytes_of({op.key_bias, op.fourier})};
+  return {0, lane_bytes(op.q, op.content_dim) + lane_bytes(op.k, op.content_dim) +
+                 bytes_of({op.key_bias, op.fourier})};
 }
-Work work_of(const PriorLanesBackward& op) { return {0, bytes_of({op.dq_lanes, op.dk_lanes, op.dslope, op.fourier})}; }
+Work work_of(const PriorLanesBackward& op) {
+  return {0, bytes_of({op.dq_lanes, op.dk_lanes, op.dslope, op.fourier})};
+}
 Work work_of(const SoftplusForward& op) { return {0, bytes_of({op.out, op.x})}; }
 Work work_of(const SoftplusBackward& op) { return {0, bytes_of({op.dx, op.dx, op.dout, op.x})}; }
 
 // q k^T and p v.
-Work work_of(const AttentionForward& op) { return {2 * score_flops(op), bytes_of({op.out, op.lse, op.q, op.k, op.v})}; }
+Work work_of(const AttentionForward& op) {
+  return {2 * score_flops(op), bytes_of({op.out, op.lse, op.q, op.k, op.v})};
+}
 // q k^T again, dout v^T, dq, dk and dv.
 Work work_of(const AttentionBackward& op) {
-  return {5 * score_flops(op),
-          bytes_of({op.dq, op.dk, op.dv, op.dq_lanes, op.dk_lanes, op.dkey_bias, op.dslope, op.dout, op.out, op.lse, op.q, op.k, op.v})};
+  return {5 * score_flops(op), bytes_of({op.dq, op.dk, op.dv, op.dq_lanes, op.dk_lanes, op.dkey_bias,
+                                         op.dslope, op.dout, op.out, op.lse, op.q, op.k, op.v})};
 }
 
-Work work_of(const CrossEntropy& op) { return {0, bytes_of({op.logits, op.losses, op.targets}) + (op.backward ? bytes_of({op.logits}) : 0.0)}; }
+Work work_of(const CrossEntropy& op) {
+  return {0, bytes_of({op.logits, op.losses, op.targets}) + (op.backward ? bytes_of({op.logits}) : 0.0)};
+}
 Work work_of(const AddLoss& op) { return {0, bytes_of({op.losses, op.weights})}; }
 Work work_of(const GradientNorm& op) {
   Work work;
   for (const Tensor& grad : op.grads) work.bytes += bytes_of({grad});
   return work;
 }
-Work work_of(const AdamW& op) { return {0, bytes_of({op.param, op.param, op.master, op.master, op.m, op.m, op.v, op.v, op.grad})}; }
+Work work_of(const AdamW& op) {
+  return {0, bytes_of({op.param, op.param, op.master, op.master, op.m, op.m, op.v, op.v, op.grad})};
+}
 Work work_of(const Fill& op) { return {0, bytes_of({op.out})}; }
 Work work_of(const Cast& op) { return {0, bytes_of({op.out, op.x})}; }
 

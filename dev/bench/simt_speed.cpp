@@ -1,5 +1,6 @@
-// How long the simulated GPU takes for a switch between threads, barriers, shuffles, tensor-core instructions and two small kernels. Prints "name
-// ns", CPU time of one host thread per unit of work. With -DPROTOTYPE the same kernels run on the emulator this one was made from (simt_speed.sh).
+// How long the simulated GPU takes for a switch between threads, barriers, shuffles, tensor-core instructions
+// and two small kernels. Prints "name ns", CPU time of one host thread per unit of work. With -DPROTOTYPE the
+// same kernels run on the emulator this one was made from (simt_speed.sh).
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -84,7 +85,8 @@ __global__ void normalised(const float* x, float* y) {
       for (float& v : value) v -= mean, total += v * v;
     }
   }
-  for (unsigned i = 0; i < 3; ++i) y[blockIdx.x * 768 + threadIdx.x + 256 * i] = value[i] * rsqrtf(total / 768 + 1e-5f);
+  for (unsigned i = 0; i < 3; ++i)
+    y[blockIdx.x * 768 + threadIdx.x + 256 * i] = value[i] * rsqrtf(total / 768 + 1e-5f);
 }
 // The inner loop of attention for 64 queries and keys, d_h = 64: scores, softmax, values; 4 warps.
 __global__ void attention_like(float* out, int tiles) {
@@ -113,7 +115,8 @@ __global__ void attention_like(float* out, int tiles) {
     for (int n = 0; n < 8; n += 2)
       for (int k = 0; k < 4; ++k) {
         ldmatrix_x4(r, tile + (threadIdx.x % 32 + static_cast<unsigned>(n * 8 + k * 16)) % 512 * 4);
-        const std::uint32_t a[4] = {__float_as_uint(s[2 * k][0]), __float_as_uint(s[2 * k][1]), __float_as_uint(s[2 * k + 1][2]), 0u};
+        const std::uint32_t a[4] = {__float_as_uint(s[2 * k][0]), __float_as_uint(s[2 * k][1]),
+                                    __float_as_uint(s[2 * k + 1][2]), 0u};
         mma_bf16(o[n], a, r[0], r[1]);
         mma_bf16(o[n + 1], a, r[2], r[3]);
       }
@@ -146,12 +149,19 @@ int main() {
   float* y = static_cast<float*>(allocate(256 * 768 * 4));
   for (int i = 0; i < 256 * 768; ++i) x[i] = static_cast<float>(i % 31);
   const cudaStream_t stream = nullptr;
-  measure("thread_of_empty_kernel", 4096. * 256, [&] { start_kernel(empty, dim3(4096), dim3(256), 0, stream, 0); });
-  measure("syncwarp_per_thread", 4000. * 128, [&] { start_kernel(syncwarps, dim3(1), dim3(128), 0, stream, 4000); });
-  measure("syncthreads_per_thread", 2000. * 256, [&] { start_kernel(barriers, dim3(1), dim3(256), 0, stream, 2000); });
-  measure("shuffle_per_thread", 4000. * 128, [&] { start_kernel(shuffles, dim3(1), dim3(128), 0, stream, y, 4000); });
+  measure("thread_of_empty_kernel", 4096. * 256,
+          [&] { start_kernel(empty, dim3(4096), dim3(256), 0, stream, 0); });
+  measure("syncwarp_per_thread", 4000. * 128,
+          [&] { start_kernel(syncwarps, dim3(1), dim3(128), 0, stream, 4000); });
+  measure("syncthreads_per_thread", 2000. * 256,
+          [&] { start_kernel(barriers, dim3(1), dim3(256), 0, stream, 2000); });
+  measure("shuffle_per_thread", 4000. * 128,
+          [&] { start_kernel(shuffles, dim3(1), dim3(128), 0, stream, y, 4000); });
   measure("mma_per_warp", 4000. * 4, [&] { start_kernel(products, dim3(1), dim3(128), 0, stream, y, 4000); });
-  measure("ldmatrix_per_warp", 4000., [&] { start_kernel(matrix_reads, dim3(1), dim3(32), 4096, stream, y, 4000); });
-  measure("layernorm_like_per_element", 256. * 768, [&] { start_kernel(normalised, dim3(256), dim3(256), 0, stream, x, y); });
-  measure("attention_like_per_flop", 8. * 16 * 4 * 64 * 64 * 64, [&] { start_kernel(attention_like, dim3(8), dim3(128), 16384, stream, y, 16); });
+  measure("ldmatrix_per_warp", 4000.,
+          [&] { start_kernel(matrix_reads, dim3(1), dim3(32), 4096, stream, y, 4000); });
+  measure("layernorm_like_per_element", 256. * 768,
+          [&] { start_kernel(normalised, dim3(256), dim3(256), 0, stream, x, y); });
+  measure("attention_like_per_flop", 8. * 16 * 4 * 64 * 64 * 64,
+          [&] { start_kernel(attention_like, dim3(8), dim3(128), 16384, stream, y, 16); });
 }

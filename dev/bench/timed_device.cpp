@@ -45,7 +45,11 @@ void TimedDevice::copy(void* to, const void* from, std::size_t bytes) {
 
 // A weight gradient has the name of its weight.
 void TimedDevice::launch(const LinearForward& op) { run_timed("linear_forward " + layer_of(op.weight), op); }
-void TimedDevice::launch(const LinearBackwardInput& op) { run_timed("linear_backward_input " + layer_of(op.weight), op); }
-void TimedDevice::launch(const LinearBackwardWeight& op) { run_timed("linear_backward_weight " + layer_of(op.dweight), op); }
+void TimedDevice::launch(const LinearBackwardInput& op) {
+  run_timed("linear_backward_input " + layer_of(op.weight), op);
+}
+void TimedDevice::launch(const LinearBackwardWeight& op) {
+  run_timed("linear_backward_weight " + layer_of(op.dweight), op);
+}
 
 }  // namespace goat::bench

@@ -1,4 +1,5 @@
-// TimedDevice: a Device that passes every call on to another one and adds up time, FLOPs and bytes by kind of operation.
+// TimedDevice: a Device that passes every call on to another one and adds up time, FLOPs and bytes by kind of
+// operation.
 #pragma once
 
 #include <map>

@@ -1,11 +1,13 @@
 // Attention backward on the CPU: the tiles of the forward pass again, p recomputed from lse.
 //
-// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and S = p (dp - delta) in place, keys along the vector lanes, and from them
-// dv += p^T dout, dk += S^T q, dq += S k and the column sums dkey_bias and dslope.
+// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and S = p (dp - delta) in place, keys
+// along the vector lanes, and from them dv += p^T dout, dk += S^T q, dq += S k and the column sums dkey_bias
+// and dslope.
 //
-// Two schedules visit the tiles. Where there are enough heads, a thread owns a head and takes every tile once, dq waiting in its scratch. With few
-// heads threads own tiles of keys, then tiles of queries, and compute s and dp twice: 7 products instead of 5, but all threads work. Both add the
-// same sums in the same order, so the gradients do not depend on the schedule or on the number of threads.
+// Two schedules visit the tiles. Where there are enough heads, a thread owns a head and takes every tile
+// once, dq waiting in its scratch. With few heads threads own tiles of keys, then tiles of queries, and
+// compute s and dp twice: 7 products instead of 5, but all threads work. Both add the same sums in the same
+// order, so the gradients do not depend on the schedule or on the number of threads.
 #include <omp.h>
 
 #include <numeric>
@@ -39,10 +41,11 @@ struct BackwardTiles {
 
   static Index floats(Index head_dim, Index query_rows) {
     const Index width = round_up(head_dim, block_columns);
-    return 3 * key_tile * width + 2 * head_dim * key_tile + 2 * key_tile + 2 * query_tile * width + 2 * query_tile * key_tile +
-           round_up(query_rows, query_tile) * width;
+    return 3 * key_tile * width + 2 * head_dim * key_tile + 2 * key_tile + 2 * query_tile * width +
+           2 * query_tile * key_tile + round_up(query_rows, query_tile) * width;
   }
-  BackwardTiles(float* memory, Index head_dimension) : head_dim(head_dimension), width(round_up(head_dimension, block_columns)) {
+  BackwardTiles(float* memory, Index head_dimension)
+      : head_dim(head_dimension), width(round_up(head_dimension, block_columns)) {
     const auto take = [&memory](Index count) { return std::exchange(memory, memory + count); };
     k = take(key_tile * width);
     k_columns = take(head_dim * key_tile);
@@ -62,14 +65,16 @@ struct BackwardTiles {
 
 enum class Gradients { of_keys, of_queries, of_both };
 
-// The key lanes, in whole vectors, that the products read in the block of query rows from `row` on: up to the last block of keys that it sees.
+// The key lanes, in whole vectors, that the products read in the block of query rows from `row` on: up to the
+// last block of keys that it sees.
 SIMD_INLINE Index lanes_seen(const TileEdge& edge, Index row) {
   return round_up(round_up(edge.keys_seen(row + block_rows - 1), block_rows), block_columns);
 }
 
-// p and S of one query row from s and dp, zero on keys the row does not see; S is added to the tile's column sums.
-SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edge, Index row, float scale, float slope, float* bias_sum,
-                                  float* slope_sum) {
+// p and S of one query row from s and dp, zero on keys the row does not see; S is added to the tile's column
+// sums.
+SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edge, Index row, float scale,
+                                  float slope, float* bias_sum, float* slope_sum) {
   float* p = tile.p + row * key_tile;
   float* ds = tile.ds + row * key_tile;
   const float lse = tile.lse[row], delta = tile.delta[row];
@@ -89,27 +94,30 @@ SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edg
   }
 }
 
-// Adds one tile's share to the gradients; dq: the tile's rows of dq, written instead where the tile has the head's first keys.
-SIMD_CLONES void differentiate(const BackwardTiles& tile, const TileEdge& edge, float scale, float slope, Gradients wanted, float* dq,
-                               bool first_keys) {
+// Adds one tile's share to the gradients; dq: the tile's rows of dq, written instead where the tile has the
+// head's first keys.
+SIMD_CLONES void differentiate(const BackwardTiles& tile, const TileEdge& edge, float scale, float slope,
+                               Gradients wanted, float* dq, bool first_keys) {
   float bias_sum[key_tile] = {}, slope_sum[key_tile] = {};
   for (Index i = 0; i < edge.queries; i += block_rows) {
     const Index lanes = lanes_seen(edge, i);
-    product_rows({tile.q + i * tile.width, tile.width, 1}, tile.k_columns, tile.p + i * key_tile, key_tile, lanes, tile.head_dim, false);
-    product_rows({tile.dout + i * tile.width, tile.width, 1}, tile.v_columns, tile.ds + i * key_tile, key_tile, lanes, tile.head_dim, false);
+    product_rows({tile.q + i * tile.width, tile.width, 1}, tile.k_columns, tile.p + i * key_tile, key_tile,
+                 lanes, tile.head_dim, false);
+    product_rows({tile.dout + i * tile.width, tile.width, 1}, tile.v_columns, tile.ds + i * key_tile,
+                 key_tile, lanes, tile.head_dim, false);
   }
   for (Index i = 0; i < edge.queries; ++i) softmax_backward(tile, edge, i, scale, slope, bias_sum, slope_sum);
   if (wanted != Gradients::of_keys)
     for (Index i = 0; i < edge.queries; i += block_rows)
-      product_rows({tile.ds + i * key_tile, key_tile, 1}, tile.k, dq + i * tile.width, tile.width, tile.width, edge.keys_seen(i + block_rows - 1),
-                   !first_keys);
+      product_rows({tile.ds + i * key_tile, key_tile, 1}, tile.k, dq + i * tile.width, tile.width, tile.width,
+                   edge.keys_seen(i + block_rows - 1), !first_keys);
   if (wanted == Gradients::of_queries) return;
   for (Index key = 0; key < edge.keys; key += block_rows) {
     const Index i = edge.first_query(key), depth = edge.queries - i;
-    product_rows({tile.p + i * key_tile + key, 1, key_tile}, tile.dout + i * tile.width, tile.dv + key * tile.width, tile.width, tile.width, depth,
-                 true);
-    product_rows({tile.ds + i * key_tile + key, 1, key_tile}, tile.q + i * tile.width, tile.dk + key * tile.width, tile.width, tile.width, depth,
-                 true);
+    product_rows({tile.p + i * key_tile + key, 1, key_tile}, tile.dout + i * tile.width,
+                 tile.dv + key * tile.width, tile.width, tile.width, depth, true);
+    product_rows({tile.ds + i * key_tile + key, 1, key_tile}, tile.q + i * tile.width,
+                 tile.dk + key * tile.width, tile.width, tile.width, depth, true);
   }
   for (Index key = 0; key < edge.keys; ++key) {
     tile.dkey_bias[key] += bias_sum[key];
@@ -136,7 +144,8 @@ class HeadBackward {
     store_queries(0, t_q_);
   }
 
-  // dk, dv, dkey_bias and dslope of one tile of keys; with of_both also its share of dq for all rows, left in scratch.
+  // dk, dv, dkey_bias and dslope of one tile of keys; with of_both also its share of dq for all rows, left in
+  // scratch.
   void keys(Index first_key, Gradients wanted) {
     load_keys(first_key);
     std::fill_n(tiles_.dk, key_tile * tiles_.width, 0.0f);
@@ -144,9 +153,11 @@ class HeadBackward {
     std::fill_n(tiles_.dkey_bias, key_tile, 0.0f);
     std::fill_n(tiles_.dslope, key_tile, 0.0f);
     const Index first_row = op_.causal ? std::max<Index>(0, first_key - (t_k_ - t_q_)) : 0;
-    for (Index first_query = first_row / query_tile * query_tile; first_query < t_q_; first_query += query_tile) {
+    for (Index first_query = first_row / query_tile * query_tile; first_query < t_q_;
+         first_query += query_tile) {
       load_queries(first_query);
-      differentiate(tiles_, edge(first_query, first_key), op_.scale, slope_, wanted, tiles_.dq + first_query * tiles_.width, first_key == 0);
+      differentiate(tiles_, edge(first_query, first_key), op_.scale, slope_, wanted,
+                    tiles_.dq + first_query * tiles_.width, first_key == 0);
     }
     store_keys(first_key, std::min(key_tile, t_k_ - first_key));
   }
@@ -158,14 +169,16 @@ class HeadBackward {
     const Index end = op_.causal ? first_query + rows + t_k_ - t_q_ : t_k_;
     for (Index first_key = 0; first_key < end; first_key += key_tile) {
       load_keys(first_key);
-      differentiate(tiles_, edge(first_query, first_key), op_.scale, slope_, Gradients::of_queries, tiles_.dq, first_key == 0);
+      differentiate(tiles_, edge(first_query, first_key), op_.scale, slope_, Gradients::of_queries, tiles_.dq,
+                    first_key == 0);
     }
     store_queries(first_query, rows);
   }
 
  private:
   TileEdge edge(Index first_query, Index first_key) const {
-    return {std::min(query_tile, t_q_ - first_query), std::min(key_tile, t_k_ - first_key), first_query + t_k_ - t_q_ - first_key, op_.causal};
+    return {std::min(query_tile, t_q_ - first_query), std::min(key_tile, t_k_ - first_key),
+            first_query + t_k_ - t_q_ - first_key, op_.causal};
   }
 
   void load_keys(Index first_key) {
@@ -185,7 +198,8 @@ class HeadBackward {
     tiles_.delta = op_.delta.as<float>() + head_ * t_q_ + first_query;
   }
 
-  // One row of dq or dk: content times scale, lanes zero; the first lanes go to `lanes`, if wanted, times lane_scale.
+  // One row of dq or dk: content times scale, lanes zero; the first lanes go to `lanes`, if wanted, times
+  // lane_scale.
   void store_row(float* to, const float* gradient, const Tensor& lanes, Index row, float lane_scale) const {
     for (Index c = 0; c < op_.content_dim; ++c) to[c] = op_.scale * gradient[c];
     std::fill(to + op_.content_dim, to + tiles_.head_dim, 0.0f);
@@ -197,7 +211,8 @@ class HeadBackward {
   // Scratch row 0 of dq is row `first` of the head.
   void store_queries(Index first, Index count) const {
     const auto dq = head_rows<float>(op_.dq, b_, h_);
-    for (Index r = 0; r < count; ++r) store_row(dq[first + r], tiles_.dq + r * tiles_.width, op_.dq_lanes, first + r, 1.0f);
+    for (Index r = 0; r < count; ++r)
+      store_row(dq[first + r], tiles_.dq + r * tiles_.width, op_.dq_lanes, first + r, 1.0f);
   }
 
   void store_keys(Index first, Index count) const {
@@ -217,10 +232,11 @@ class HeadBackward {
   float slope_;
 };
 
-// delta[b, h, i] = <dout_i, out_i>, summed in 16 lanes first, so that zero padding does not change a bit. Threads own tokens; reads dout and out
-// once.
+// delta[b, h, i] = <dout_i, out_i>, summed in 16 lanes first, so that zero padding does not change a bit.
+// Threads own tokens; reads dout and out once.
 void row_products(const AttentionBackward& op) {
-  const Index rows = op.q.shape[0] * op.q.shape[1], t_q = op.q.shape[1], heads = op.q.shape[2], head_dim = op.q.shape[3];
+  const Index rows = op.q.shape[0] * op.q.shape[1], t_q = op.q.shape[1], heads = op.q.shape[2],
+              head_dim = op.q.shape[3];
   const float *dout = op.dout.as<float>(), *out = op.out.as<float>();
   float* delta = op.delta.as<float>();
 #pragma omp parallel for schedule(static)
@@ -229,7 +245,8 @@ void row_products(const AttentionBackward& op) {
       const Index first = (row * heads + h) * head_dim;
       float lanes[block_columns] = {};
       for (Index c = 0; c < head_dim; c += block_columns)
-        for (Index w = 0; w < std::min(block_columns, head_dim - c); ++w) lanes[w] += dout[first + c + w] * out[first + c + w];
+        for (Index w = 0; w < std::min(block_columns, head_dim - c); ++w)
+          lanes[w] += dout[first + c + w] * out[first + c + w];
       delta[(row / t_q * heads + h) * t_q + row % t_q] = std::accumulate(lanes, lanes + block_columns, 0.0f);
     }
 }
@@ -238,13 +255,15 @@ void row_products(const AttentionBackward& op) {
 void backward_by_heads(const AttentionBackward& op, Index heads) {
   const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], op.q.shape[1]));
 #pragma omp parallel for schedule(dynamic, 1)
-  for (Index head = 0; head < heads; ++head) HeadBackward(op, head, scratch.of_thread(omp_get_thread_num())).all();
+  for (Index head = 0; head < heads; ++head)
+    HeadBackward(op, head, scratch.of_thread(omp_get_thread_num())).all();
 }
 
 // A thread owns a tile of keys, then a tile of queries; tiles with the most work go first.
 void backward_by_tiles(const AttentionBackward& op, Index heads) {
   const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], query_tile));
-  const Index key_tiles = tiles_of(op.k.shape[1], key_tile), query_tiles = tiles_of(op.q.shape[1], query_tile);
+  const Index key_tiles = tiles_of(op.k.shape[1], key_tile),
+              query_tiles = tiles_of(op.q.shape[1], query_tile);
 #pragma omp parallel
   {
     float* memory = scratch.of_thread(omp_get_thread_num());
@@ -253,16 +272,19 @@ void backward_by_tiles(const AttentionBackward& op, Index heads) {
       HeadBackward(op, item / key_tiles, memory).keys(item % key_tiles * key_tile, Gradients::of_keys);
 #pragma omp for schedule(dynamic, 1)
     for (Index item = 0; item < heads * query_tiles; ++item)
-      HeadBackward(op, item / query_tiles, memory).queries((query_tiles - 1 - item % query_tiles) * query_tile);
+      HeadBackward(op, item / query_tiles, memory)
+          .queries((query_tiles - 1 - item % query_tiles) * query_tile);
   }
 }
 }  // namespace
 
-// Reads q, k, v, dout and writes dq, dk, dv once from memory; tiles of q and dout are read again from cache for each tile of keys.
+// Reads q, k, v, dout and writes dq, dk, dv once from memory; tiles of q and dout are read again from cache
+// for each tile of keys.
 void CpuDevice::launch(const AttentionBackward& op) {
   row_products(op);
   const Index heads = op.q.shape[0] * op.q.shape[2], threads = omp_get_max_threads();
-  const Index products_by_heads = 5 * round_up(heads, threads), products_by_tiles = 7 * heads;  // in units of one product of one head on one thread
+  const Index products_by_heads = 5 * round_up(heads, threads),
+              products_by_tiles = 7 * heads;  // in units of one product of one head on one thread
   if (products_by_heads <= products_by_tiles)
     backward_by_heads(op, heads);
   else

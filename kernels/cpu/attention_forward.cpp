@@ -1,7 +1,9 @@
-// Attention forward on the CPU: tiles of queries against tiles of keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
+// Attention forward on the CPU: tiles of queries against tiles of keys with an online softmax (Milakov &
+// Gimelshein 2018; Dao et al. 2022).
 //
-// A thread owns one tile of queries of one head. Scores are kept transposed, z^T[key, query], so that queries lie along the vector lanes: row maxima
-// and sums need no horizontal reduction, and K and V are used as they lie in memory. Only q is transposed, once a tile.
+// A thread owns one tile of queries of one head. Scores are kept transposed, z^T[key, query], so that queries
+// lie along the vector lanes: row maxima and sums need no horizontal reduction, and K and V are used as they
+// lie in memory. Only q is transposed, once a tile.
 #include <omp.h>
 
 #include <cmath>
@@ -31,9 +33,11 @@ struct ForwardTile {
 
   static Index floats(Index head_dim) {
     const Index width = round_up(head_dim, block_columns);
-    return head_dim * query_tile + 2 * key_tile * width + key_tile * query_tile + query_tile * width + 4 * query_tile;
+    return head_dim * query_tile + 2 * key_tile * width + key_tile * query_tile + query_tile * width +
+           4 * query_tile;
   }
-  ForwardTile(float* memory, Index head_dimension) : head_dim(head_dimension), width(round_up(head_dimension, block_columns)) {
+  ForwardTile(float* memory, Index head_dimension)
+      : head_dim(head_dimension), width(round_up(head_dimension, block_columns)) {
     const auto take = [&memory](Index count) { return std::exchange(memory, memory + count); };
     q = take(head_dim * query_tile);
     k = take(key_tile * width);
@@ -47,7 +51,8 @@ struct ForwardTile {
   }
 };
 
-// The first vector of query lanes that the product p v reads at `key`: that of the first block of rows in which a query sees the key.
+// The first vector of query lanes that the product p v reads at `key`: that of the first block of rows in
+// which a query sees the key.
 SIMD_INLINE Index first_lane(const TileEdge& edge, Index key) {
   return edge.first_query(key) / block_rows * block_rows / block_columns * block_columns;
 }
@@ -96,8 +101,8 @@ SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float sca
   const Index lanes = round_up(edge.queries, block_columns);
   for (Index key = 0; key < edge.keys; key += block_rows) {
     const Index first = first_lane(edge, key);
-    product_rows({tile.k + key * tile.width, tile.width, 1}, tile.q + first, tile.p + key * query_tile + first, query_tile, lanes - first,
-                 tile.head_dim, false);
+    product_rows({tile.k + key * tile.width, tile.width, 1}, tile.q + first,
+                 tile.p + key * query_tile + first, query_tile, lanes - first, tile.head_dim, false);
   }
   logits(tile, edge, scale, slope);
   exponentials(tile, edge);
@@ -108,7 +113,8 @@ SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float sca
     for (Index c = 0; c < tile.width; ++c) row[c] *= tile.shrink[i];
   }
   for (Index i = 0; i < edge.queries; i += block_rows)
-    product_rows({tile.p + i, 1, query_tile}, tile.v, tile.out + i * tile.width, tile.width, tile.width, edge.keys_seen(i + block_rows - 1), true);
+    product_rows({tile.p + i, 1, query_tile}, tile.v, tile.out + i * tile.width, tile.width, tile.width,
+                 edge.keys_seen(i + block_rows - 1), true);
 }
 
 // out and lse of the queries first_query .. first_query + query_tile of one head.
@@ -143,15 +149,18 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
 }
 }  // namespace
 
-// Threads own query tiles; those that see the most keys go first. Reads q and writes out once, reads k and v once a query tile (from cache).
+// Threads own query tiles; those that see the most keys go first. Reads q and writes out once, reads k and v
+// once a query tile (from cache).
 void CpuDevice::launch(const AttentionForward& op) {
   op.q.as<float>();  // a wrong dtype throws here, not in a thread
-  const Index heads = op.q.shape[2], tiles = tiles_of(op.q.shape[1], query_tile), items = op.q.shape[0] * heads * tiles;
+  const Index heads = op.q.shape[2], tiles = tiles_of(op.q.shape[1], query_tile),
+              items = op.q.shape[0] * heads * tiles;
   const Scratch scratch(omp_get_max_threads(), ForwardTile::floats(op.q.shape[3]));
 #pragma omp parallel for schedule(dynamic, 1)
   for (Index item = 0; item < items; ++item) {
     const Index head = item / tiles, tile = tiles - 1 - item % tiles;
-    attend_all_keys(op, head / heads, head % heads, tile * query_tile, scratch.of_thread(omp_get_thread_num()));
+    attend_all_keys(op, head / heads, head % heads, tile * query_tile,
+                    scratch.of_thread(omp_get_thread_num()));
   }
 }
 

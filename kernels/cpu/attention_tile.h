@@ -1,8 +1,8 @@
-// The pieces that attention's forward and backward pass share on the CPU: heads as strided rows, the causal edge of a tile, scratch memory, and the
-// register-blocked product that does nearly all of the arithmetic.
+// The pieces that attention's forward and backward pass share on the CPU: heads as strided rows, the causal
+// edge of a tile, scratch memory, and the register-blocked product that does nearly all of the arithmetic.
 //
-// A tile of scratch is row-major, 64-byte aligned, and padded with zeros to whole blocks, so that no product has a remainder: rows to a multiple of
-// block_rows, columns to a multiple of block_columns.
+// A tile of scratch is row-major, 64-byte aligned, and padded with zeros to whole blocks, so that no product
+// has a remainder: rows to a multiple of block_rows, columns to a multiple of block_columns.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace goat::attention {
 
 using Index = std::int64_t;
 
-constexpr Index block_rows = 6;      // 6 x 16 accumulators: 12 registers of AVX2 or 6 of AVX-512, which hides most of the latency of two FMA units
+constexpr Index block_rows = 6;      // 6 x 16 accumulators: 12 registers of AVX2 or 6 of AVX-512, which hides
+                                     // most of the latency of two FMA units
 constexpr Index block_columns = 16;  // one cache line
 constexpr Index query_tile = 96;     // tiles: multiples of both
 constexpr Index key_tile = 96;
@@ -42,7 +43,8 @@ Rows<T> head_rows(const Tensor& tensor, Index b, Index h) {
   return {tensor.as<float>() + b * tensor.stride[0] + h * tensor.stride[2], tensor.stride[1]};
 }
 
-// Where a tile of queries meets a tile of keys. Query row r (of `queries`) stands `lead + r` positions after the tile's first key.
+// Where a tile of queries meets a tile of keys. Query row r (of `queries`) stands `lead + r` positions after
+// the tile's first key.
 struct TileEdge {
   Index queries;
   Index keys;
@@ -50,16 +52,22 @@ struct TileEdge {
   bool causal;
 
   // How many of the tile's keys, counted from its first, query row r takes part with.
-  SIMD_INLINE Index keys_seen(Index row) const { return causal ? std::clamp<Index>(lead + row + 1, 0, keys) : keys; }
+  SIMD_INLINE Index keys_seen(Index row) const {
+    return causal ? std::clamp<Index>(lead + row + 1, 0, keys) : keys;
+  }
   // The first query row that takes part with `key`.
-  SIMD_INLINE Index first_query(Index key) const { return causal ? std::clamp<Index>(key - lead, 0, queries) : 0; }
+  SIMD_INLINE Index first_query(Index key) const {
+    return causal ? std::clamp<Index>(key - lead, 0, queries) : 0;
+  }
 };
 
-// Threads' scratch, allocated before a parallel region so that running out of memory is an exception and not an abort.
+// Threads' scratch, allocated before a parallel region so that running out of memory is an exception and not
+// an abort.
 class Scratch {
  public:
   Scratch(int threads, Index floats) : floats_(round_up(floats, block_columns)) {
-    const std::size_t bytes = static_cast<std::size_t>(threads) * static_cast<std::size_t>(floats_) * sizeof(float);
+    const std::size_t bytes =
+        static_cast<std::size_t>(threads) * static_cast<std::size_t>(floats_) * sizeof(float);
     memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
     if (!memory_) throw std::bad_alloc();
   }
@@ -74,7 +82,8 @@ class Scratch {
 };
 
 // tile[rows, width] = the first `width` coordinates of `rows` rows, zeros up to [padded_rows, padded_width].
-inline void load_tile(float* tile, Index padded_rows, Index padded_width, Rows<const float> from, Index rows, Index width) {
+inline void load_tile(float* tile, Index padded_rows, Index padded_width, Rows<const float> from, Index rows,
+                      Index width) {
   for (Index r = 0; r < rows; ++r) {
     std::memcpy(tile + r * padded_width, from[r], static_cast<std::size_t>(width) * sizeof(float));
     std::fill(tile + r * padded_width + width, tile + (r + 1) * padded_width, 0.0f);
@@ -88,10 +97,12 @@ inline void load_transposed(float* tile, Index padded_rows, Rows<const float> fr
     const float* row = from[r];
     for (Index c = 0; c < width; ++c) tile[c * padded_rows + r] = row[c];
   }
-  for (Index c = 0; c < width; ++c) std::fill(tile + c * padded_rows + rows, tile + (c + 1) * padded_rows, 0.0f);
+  for (Index c = 0; c < width; ++c)
+    std::fill(tile + c * padded_rows + rows, tile + (c + 1) * padded_rows, 0.0f);
 }
 
-// A left operand: element (row, k) at data[row * row_stride + k * depth_stride], so that a transpose costs nothing.
+// A left operand: element (row, k) at data[row * row_stride + k * depth_stride], so that a transpose costs
+// nothing.
 struct LeftOperand {
   const float* data;
   Index row_stride;
@@ -99,7 +110,8 @@ struct LeftOperand {
 };
 
 // c[6, 16] = (c if accumulate) + sum_{k < depth} a(r, k) b[k, 0..16), the sum kept in registers.
-SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, float* c, Index c_stride, Index depth, bool accumulate) {
+SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, float* c, Index c_stride,
+                               Index depth, bool accumulate) {
   float sum[block_rows][block_columns] = {};
   for (Index k = 0; k < depth; ++k) {
 #pragma GCC unroll 6
@@ -121,9 +133,12 @@ SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, fl
   }
 }
 
-// c[6, columns] = (c if accumulate) + a b for six rows of a; columns a multiple of 16, b and c of the same row stride `stride`.
-SIMD_INLINE void product_rows(LeftOperand a, const float* b, float* c, Index stride, Index columns, Index depth, bool accumulate) {
-  for (Index w = 0; w < columns; w += block_columns) product_block(a, b + w, stride, c + w, stride, depth, accumulate);
+// c[6, columns] = (c if accumulate) + a b for six rows of a; columns a multiple of 16, b and c of the same
+// row stride `stride`.
+SIMD_INLINE void product_rows(LeftOperand a, const float* b, float* c, Index stride, Index columns,
+                              Index depth, bool accumulate) {
+  for (Index w = 0; w < columns; w += block_columns)
+    product_block(a, b + w, stride, c + w, stride, depth, accumulate);
 }
 
 }  // namespace goat::attention

@@ -1,6 +1,8 @@
 // Softmax cross entropy. With m = max_v z_v, e_v = exp(z_v - m), t the target and E = sum over v != t of e_v:
-//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t + E).
-// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all probability.
+//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t +
+//   E).
+// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all
+// probability.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +15,8 @@ namespace goat {
 
 namespace {
 
-// Terms that are added in fp32 before they join a double: vectorises, and keeps the sum over a vocabulary within a few ulp.
+// Terms that are added in fp32 before they join a double: vectorises, and keeps the sum over a vocabulary
+// within a few ulp.
 constexpr std::int64_t block = 512;
 
 SIMD_CLONES float maximum(const float* values, std::int64_t count) {
@@ -64,14 +67,16 @@ float loss_from(double others, float target_logit, float largest) {
 
 float loss_of_row(const float* logits, std::int64_t vocab, std::int32_t target) {
   const float largest = maximum(logits, vocab);
-  const double others = sum_of_exponentials(logits, target, largest) + sum_of_exponentials(logits + target + 1, vocab - target - 1, largest);
+  const double others = sum_of_exponentials(logits, target, largest) +
+                        sum_of_exponentials(logits + target + 1, vocab - target - 1, largest);
   return loss_from(others, logits[target], largest);
 }
 
 // The row becomes weight times its gradient.
 float loss_and_gradient_of_row(float* logits, std::int64_t vocab, std::int32_t target, float weight) {
   const float largest = maximum(logits, vocab), target_logit = logits[target];
-  const double others = exponentiate(logits, target, largest) + exponentiate(logits + target + 1, vocab - target - 1, largest);
+  const double others =
+      exponentiate(logits, target, largest) + exponentiate(logits + target + 1, vocab - target - 1, largest);
   const double sum = std::exp(static_cast<double>(target_logit) - static_cast<double>(largest)) + others;
   scale(logits, vocab, static_cast<float>(weight / sum));
   logits[target] = static_cast<float>(-weight * (others / sum));
@@ -80,8 +85,9 @@ float loss_and_gradient_of_row(float* logits, std::int64_t vocab, std::int32_t t
 
 }  // namespace
 
-// Each thread owns whole rows. A row (200 kB at V = 50,257) is read from memory once and stays in the second-level cache for the later passes;
-// the gradient is written back once: 2 N V_p floats moved, N V without backward.
+// Each thread owns whole rows. A row (200 kB at V = 50,257) is read from memory once and stays in the
+// second-level cache for the later passes; the gradient is written back once: 2 N V_p floats moved, N V
+// without backward.
 void CpuDevice::launch(const CrossEntropy& op) {
   require_in_range("cross_entropy", op.targets, -1, op.vocab);
   const std::int64_t rows = op.logits.shape[0], padded_vocab = op.logits.shape[1];

@@ -58,17 +58,20 @@ void CpuDevice::launch(const Fill& op) {
   const std::int64_t count = op.out.elements();
   with_elements(op.out, [&](auto* out) {
 #pragma omp parallel for schedule(static)
-    for (std::int64_t first = 0; first < count; first += block_size) fill_block(out + first, op.value, std::min(block_size, count - first));
+    for (std::int64_t first = 0; first < count; first += block_size)
+      fill_block(out + first, op.value, std::min(block_size, count - first));
   });
 }
 
-// A thread owns a block of elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from bf16 to bf16.
+// A thread owns a block of elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from
+// bf16 to bf16.
 void CpuDevice::launch(const Cast& op) {
   const std::int64_t count = op.out.elements();
   with_elements(op.out, [&](auto* out) {
     with_elements(op.x, [&](const auto* x) {
 #pragma omp parallel for schedule(static)
-      for (std::int64_t first = 0; first < count; first += block_size) cast_block(out + first, x + first, std::min(block_size, count - first));
+      for (std::int64_t first = 0; first < count; first += block_size)
+        cast_block(out + first, x + first, std::min(block_size, count - first));
     });
   });
 }

@@ -1,4 +1,5 @@
-// The native CPU device: fp32, OpenMP over rows and heads, SIMD inside (simd.h), oneDNN for GEMM. Each layer's file defines its launch().
+// The native CPU device: fp32, OpenMP over rows and heads, SIMD inside (simd.h), oneDNN for GEMM. Each
+// layer's file defines its launch().
 #pragma once
 
 #include "kernels/device.h"

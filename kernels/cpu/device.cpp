@@ -26,7 +26,9 @@ std::string processor_name() {
 
 const char* vector_unit() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return "AVX-512";
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
+    return "AVX-512";
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
 #endif
   return "baseline SIMD";
@@ -44,8 +46,10 @@ std::optional<std::size_t> number_in(const char* path) {
 CpuDevice::CpuDevice() {
   const int threads = omp_get_max_threads();
   info_.name = "cpu";
-  info_.description = processor_name() + ", " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
-                      std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." + std::to_string(DNNL_VERSION_PATCH);
+  info_.description = processor_name() + ", " + std::to_string(threads) +
+                      (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
+                      std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." +
+                      std::to_string(DNNL_VERSION_PATCH);
 }
 
 std::size_t CpuDevice::available_memory() const { return goat::available_memory(); }
@@ -59,7 +63,8 @@ std::size_t available_memory() {
     std::size_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
     std::ifstream statistics("/sys/fs/cgroup/memory.stat");
     std::string name;
-    for (std::size_t bytes; statistics >> name >> bytes;)  // cached files give way to a program that needs memory
+    for (std::size_t bytes;
+         statistics >> name >> bytes;)  // cached files give way to a program that needs memory
       if (name == "active_file" || name == "inactive_file") used -= std::min(used, bytes);
     available = std::min(available, *limit - std::min(*limit, used));
   }
@@ -68,7 +73,8 @@ std::size_t available_memory() {
 
 void* CpuDevice::allocate(std::size_t bytes) {
   constexpr std::size_t alignment = 256;
-  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
+  void* memory = std::aligned_alloc(
+      alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
   if (!memory) throw std::bad_alloc();
   return memory;
 }

@@ -18,8 +18,9 @@ void CpuDevice::launch(const EmbeddingForward& op) {
   for (std::int64_t n = 0; n < tokens; ++n) std::copy_n(table + ids[n] * width, width, out + n * width);
 }
 
-// Each thread owns a range of columns, whole cache lines wide, and walks all tokens in order: every sum has one owner and a fixed order, and a
-// token that repeats often loads no thread more than another. 3 N C floats moved.
+// Each thread owns a range of columns, whole cache lines wide, and walks all tokens in order: every sum has
+// one owner and a fixed order, and a token that repeats often loads no thread more than another. 3 N C floats
+// moved.
 void CpuDevice::launch(const EmbeddingBackward& op) {
   const std::int64_t width = op.dtable.shape[1], tokens = op.tokens.elements();
   require_in_range("embedding_backward", op.tokens, 0, op.dtable.shape[0]);
@@ -31,7 +32,8 @@ void CpuDevice::launch(const EmbeddingBackward& op) {
 #pragma omp parallel
   {
     const std::int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    const std::int64_t first = std::min(width, lines * thread / threads * line), last = std::min(width, lines * (thread + 1) / threads * line);
+    const std::int64_t first = std::min(width, lines * thread / threads * line),
+                       last = std::min(width, lines * (thread + 1) / threads * line);
     for (std::int64_t n = 0; n < tokens; ++n) {
       float* row = dtable + ids[n] * width;
       const float* gradient = dout + n * width;

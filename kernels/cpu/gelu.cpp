@@ -1,4 +1,5 @@
-// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its relative accuracy in the left tail.
+// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its
+// relative accuracy in the left tail.
 #include <algorithm>
 
 #include "kernels/cpu/cpu_device.h"
@@ -14,7 +15,8 @@ constexpr float cubic = 0.044715f;
 struct Gate {
   float open;  // 1 / (1 + e^(-2u))
   float rate;  // d open / dx
-  float x;     // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf * 0
+  float x;  // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf
+            // * 0
 };
 
 SIMD_INLINE Gate gate_at(float value) {
@@ -48,7 +50,8 @@ void CpuDevice::launch(const GeluForward& op) {
   const float* x = op.x.as<float>();
   float* out = op.out.as<float>();
 #pragma omp parallel for schedule(static)
-  for (std::int64_t first = 0; first < count; first += block_size) gelu(out + first, x + first, std::min(block_size, count - first));
+  for (std::int64_t first = 0; first < count; first += block_size)
+    gelu(out + first, x + first, std::min(block_size, count - first));
 }
 
 // A thread owns a block of elements. Moves 12 bytes an element.

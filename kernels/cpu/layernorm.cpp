@@ -35,18 +35,21 @@ SIMD_INLINE RowStatistics statistics_of(const float* row, std::int64_t width, fl
   return {centre, shift, 1.0f / std::sqrt((variance < 0 ? 0 : variance) + eps)};
 }
 
-SIMD_CLONES RowStatistics normalise_row(float* __restrict out, const float* __restrict row, const float* __restrict weight,
-                                        const float* __restrict bias, std::int64_t width, float eps) {
+SIMD_CLONES RowStatistics normalise_row(float* __restrict out, const float* __restrict row,
+                                        const float* __restrict weight, const float* __restrict bias,
+                                        std::int64_t width, float eps) {
   const RowStatistics s = statistics_of(row, width, eps);
 #pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) out[c] = ((row[c] - s.centre) - s.shift) * s.rstd * weight[c] + bias[c];
+  for (std::int64_t c = 0; c < width; ++c)
+    out[c] = ((row[c] - s.centre) - s.shift) * s.rstd * weight[c] + bias[c];
   return s;
 }
 
-// With y = (sum - mean) rstd and g = dout weight:  dsum += rstd (g - <g> - y <g y>),  <.> the mean over the row;
-// dweight += dout y, dbias += dout.
-SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, float* __restrict dbias, const float* __restrict dout,
-                              const float* __restrict sum, const float* __restrict weight, float mean, float rstd, std::int64_t width) {
+// With y = (sum - mean) rstd and g = dout weight:  dsum += rstd (g - <g> - y <g y>),  <.> the mean over the
+// row; dweight += dout y, dbias += dout.
+SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, float* __restrict dbias,
+                              const float* __restrict dout, const float* __restrict sum,
+                              const float* __restrict weight, float mean, float rstd, std::int64_t width) {
   float g_total = 0, gy_total = 0;
 #pragma omp simd reduction(+ : g_total, gy_total)
   for (std::int64_t c = 0; c < width; ++c) {
@@ -66,11 +69,14 @@ SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight,
 }
 }  // namespace
 
-// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its passes).
+// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its
+// passes).
 void CpuDevice::launch(const LayerNormForward& op) {
   const std::int64_t rows = op.x.shape[0], width = op.x.shape[1];
-  const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>(), *bias = op.bias.as<float>();
-  float *out = op.out.as<float>(), *sum = op.sum.as<float>(), *mean = op.mean.as<float>(), *rstd = op.rstd.as<float>();
+  const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>(),
+              *bias = op.bias.as<float>();
+  float *out = op.out.as<float>(), *sum = op.sum.as<float>(), *mean = op.mean.as<float>(),
+        *rstd = op.rstd.as<float>();
 #pragma omp parallel for schedule(static)
   for (std::int64_t n = 0; n < rows; ++n) {
     const std::int64_t at = n * width;
@@ -95,7 +101,8 @@ void CpuDevice::launch(const LayerNormBackward& op) {
     float* part = parts.data() + block * 2 * width;
     const std::int64_t last = std::min(rows, (block + 1) * block_rows);
     for (std::int64_t n = block * block_rows; n < last; ++n)
-      backward_row(dsum + n * width, part, part + width, dout + n * width, sum + n * width, weight, mean[n], rstd[n], width);
+      backward_row(dsum + n * width, part, part + width, dout + n * width, sum + n * width, weight, mean[n],
+                   rstd[n], width);
   }
 
   add_parts(dweight, parts.data(), blocks, 2 * width, width);

@@ -1,5 +1,5 @@
-// Linear layers on the CPU: oneDNN's sgemm, which runs on all OpenMP threads and gives the same bits for the same number of threads.
-// dev/results/gemm_cpu.md holds the measurements behind the choice.
+// Linear layers on the CPU: oneDNN's sgemm, which runs on all OpenMP threads and gives the same bits for the
+// same number of threads. dev/results/gemm_cpu.md holds the measurements behind the choice.
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
@@ -24,30 +24,36 @@ struct Factor {
 void multiply(const Tensor& out, Factor left, Factor right, bool accumulate) {
   const std::int64_t m = out.shape[0], n = out.shape[1], k = left.tensor.shape[left.transposed ? 0 : 1];
   const dnnl_status_t status =
-      dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, left.tensor.as<float>(), left.tensor.shape[1],
-                 right.tensor.as<float>(), right.tensor.shape[1], accumulate ? 1.0f : 0.0f, out.as<float>(), n);
+      dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f,
+                 left.tensor.as<float>(), left.tensor.shape[1], right.tensor.as<float>(),
+                 right.tensor.shape[1], accumulate ? 1.0f : 0.0f, out.as<float>(), n);
   if (status != dnnl_success)
-    throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" + out.name + "' " + out.shape_text() + " = '" +
-                             left.tensor.name + "' " + left.tensor.shape_text() + " x '" + right.tensor.name + "' " + right.tensor.shape_text());
+    throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" +
+                             out.name + "' " + out.shape_text() + " = '" + left.tensor.name + "' " +
+                             left.tensor.shape_text() + " x '" + right.tensor.name + "' " +
+                             right.tensor.shape_text());
 }
 
 constexpr std::int64_t block_columns = 64;
 
-// sums[c] += sum over rows of matrix[row, c] for columns <= block_columns, in the order of the rows. Accumulates in double, so that a long
-// micro-batch costs no accuracy.
-SIMD_CLONES void add_column_sums(float* sums, const float* matrix, std::int64_t rows, std::int64_t stride, std::int64_t columns) {
+// sums[c] += sum over rows of matrix[row, c] for columns <= block_columns, in the order of the rows.
+// Accumulates in double, so that a long micro-batch costs no accuracy.
+SIMD_CLONES void add_column_sums(float* sums, const float* matrix, std::int64_t rows, std::int64_t stride,
+                                 std::int64_t columns) {
   std::array<double, block_columns> total{};
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* values = matrix + row * stride;
 #pragma omp simd
     for (std::int64_t c = 0; c < columns; ++c) total[static_cast<std::size_t>(c)] += values[c];
   }
-  for (std::int64_t c = 0; c < columns; ++c) sums[c] = static_cast<float>(sums[c] + total[static_cast<std::size_t>(c)]);
+  for (std::int64_t c = 0; c < columns; ++c)
+    sums[c] = static_cast<float>(sums[c] + total[static_cast<std::size_t>(c)]);
 }
 
 }  // namespace
 
-// out starts as the bias in every row, and the GEMM adds the product: one write of out more than without bias.
+// out starts as the bias in every row, and the GEMM adds the product: one write of out more than without
+// bias.
 void CpuDevice::launch(const LinearForward& op) {
   if (op.bias) {
     const float* bias = op.bias.as<float>();
@@ -59,7 +65,9 @@ void CpuDevice::launch(const LinearForward& op) {
   multiply(op.out, {op.x, false}, {op.weight, true}, static_cast<bool>(op.bias));
 }
 
-void CpuDevice::launch(const LinearBackwardInput& op) { multiply(op.dx, {op.dout, false}, {op.weight, false}, false); }
+void CpuDevice::launch(const LinearBackwardInput& op) {
+  multiply(op.dx, {op.dout, false}, {op.weight, false}, false);
+}
 
 // dbias: each thread owns blocks of columns of dout and reads each of its elements once.
 void CpuDevice::launch(const LinearBackwardWeight& op) {

@@ -1,4 +1,5 @@
-// Loss, gradient norm and AdamW. Sums run over blocks of fixed size, added in order, so that no result depends on the number of threads.
+// Loss, gradient norm and AdamW. Sums run over blocks of fixed size, added in order, so that no result
+// depends on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -16,7 +17,8 @@ std::int64_t blocks_of(std::int64_t count) { return (count + block_size - 1) / b
 SIMD_CLONES double sum_of_losses(const float* losses, const float* weights, std::int64_t count) {
   double total = 0;
 #pragma omp simd reduction(+ : total)
-  for (std::int64_t n = 0; n < count; ++n) total += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
+  for (std::int64_t n = 0; n < count; ++n)
+    total += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
   return total;
 }
 
@@ -33,7 +35,8 @@ double sum_of_squares(const Tensor& tensor) {
   std::vector<double> parts(static_cast<std::size_t>(blocks));
 #pragma omp parallel for schedule(static)
   for (std::int64_t block = 0; block < blocks; ++block)
-    parts[static_cast<std::size_t>(block)] = sum_of_squares(values + block * block_size, std::min(block_size, count - block * block_size));
+    parts[static_cast<std::size_t>(block)] =
+        sum_of_squares(values + block * block_size, std::min(block_size, count - block * block_size));
   double total = 0;
   for (const double part : parts) total += part;
   return total;
@@ -46,19 +49,24 @@ struct AdamCoefficients {
 
 AdamCoefficients coefficients_of(const AdamW& op) {
   const auto t = static_cast<double>(op.state->updates);
-  const auto correction = [t](float beta) { return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), t))); };
-  return {op.state->clip_scale, op.state->learning_rate, op.weight_decay, op.beta1, op.beta2, op.eps, correction(op.beta1), correction(op.beta2)};
+  const auto correction = [t](float beta) {
+    return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), t)));
+  };
+  return {op.state->clip_scale, op.state->learning_rate, op.weight_decay, op.beta1, op.beta2, op.eps,
+          correction(op.beta1), correction(op.beta2)};
 }
 
-// weights is where the update is taken; param receives the same value (they are one array if the parameter is its own master).
-SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, float* __restrict v, const float* __restrict grad, std::int64_t count,
-                             const AdamCoefficients& a) {
+// weights is where the update is taken; param receives the same value (they are one array if the parameter is
+// its own master).
+SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, float* __restrict v,
+                             const float* __restrict grad, std::int64_t count, const AdamCoefficients& a) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
     const float g = a.clip_scale * grad[i];
     m[i] = a.beta1 * m[i] + (1 - a.beta1) * g;
     v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
-    const float step = m[i] * a.m_correction / (std::sqrt(v[i] * a.v_correction) + a.eps) + a.weight_decay * weights[i];
+    const float step =
+        m[i] * a.m_correction / (std::sqrt(v[i] * a.v_correction) + a.eps) + a.weight_decay * weights[i];
     const float updated = weights[i] - a.learning_rate * step;
     weights[i] = updated;
     param[i] = updated;
@@ -68,7 +76,8 @@ SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, 
 
 // One thread: N is small.
 void CpuDevice::launch(const AddLoss& op) {
-  const double sum = op.weight * sum_of_losses(op.losses.as<float>(), op.weights.as<float>(), op.losses.elements());
+  const double sum =
+      op.weight * sum_of_losses(op.losses.as<float>(), op.weights.as<float>(), op.losses.elements());
   op.state->loss = static_cast<float>(op.state->loss + sum);
 }
 
@@ -97,7 +106,8 @@ void CpuDevice::launch(const AdamW& op) {
   const AdamCoefficients coefficients = coefficients_of(op);
 #pragma omp parallel for schedule(static)
   for (std::int64_t first = 0; first < count; first += block_size)
-    adamw_block(param + first, weights + first, m + first, v + first, grad + first, std::min(block_size, count - first), coefficients);
+    adamw_block(param + first, weights + first, m + first, v + first, grad + first,
+                std::min(block_size, count - first), coefficients);
 }
 
 }  // namespace goat

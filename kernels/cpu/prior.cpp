@@ -1,4 +1,5 @@
-// The relative prior on the CPU: Fourier table, positional lanes of q and k, gradients of alpha, beta, lambda and w, and softplus of the slope.
+// The relative prior on the CPU: Fourier table, positional lanes of q and k, gradients of alpha, beta, lambda
+// and w, and softplus of the slope.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,7 +34,8 @@ void CpuDevice::launch(const FourierTable& op) {
 }
 
 namespace {
-// Calls write(lanes, h, t) for each row of a strided x [B, T, H, d_h]; lanes points to its coordinate d_c. A thread owns tokens (b, t).
+// Calls write(lanes, h, t) for each row of a strided x [B, T, H, d_h]; lanes points to its coordinate d_c. A
+// thread owns tokens (b, t).
 template <class Write>
 void for_each_head_row(const Tensor& x, std::int64_t content_dim, Write write) {
   const std::int64_t batch = x.shape[0], rows = x.shape[1], heads = x.shape[2];
@@ -41,7 +43,8 @@ void for_each_head_row(const Tensor& x, std::int64_t content_dim, Write write) {
 #pragma omp parallel for collapse(2) schedule(static)
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t t = 0; t < rows; ++t)
-      for (std::int64_t h = 0; h < heads; ++h) write(lanes + b * x.stride[0] + t * x.stride[1] + h * x.stride[2], h, t);
+      for (std::int64_t h = 0; h < heads; ++h)
+        write(lanes + b * x.stride[0] + t * x.stride[1] + h * x.stride[2], h, t);
 }
 }  // namespace
 
@@ -52,24 +55,29 @@ void CpuDevice::launch(const PriorLanesForward& op) {
   if (op.q) {
     const std::int64_t lane_dim = op.q.shape[3] - op.content_dim;
     const float *alpha = op.alpha.as<float>(), *beta = op.beta.as<float>();
-    for_each_head_row(op.q, op.content_dim, [=, scale = op.scale](float* lanes, std::int64_t h, std::int64_t t) {
-      for (std::int64_t r = 0; r < modes; ++r) {
-        const float cosine = fourier[(t * modes + r) * 2], sine = fourier[(t * modes + r) * 2 + 1];
-        lanes[2 * r] = (alpha[h * modes + r] * cosine + beta[h * modes + r] * sine) / scale;
-        lanes[2 * r + 1] = (alpha[h * modes + r] * sine - beta[h * modes + r] * cosine) / scale;
-      }
-      lanes[2 * modes] = lanes[2 * modes + 1] = PriorLanesForward::key_bias_unit;
-      std::fill(lanes + 2 * modes + 2, lanes + lane_dim, 0.0f);
-    });
+    for_each_head_row(
+        op.q, op.content_dim, [=, scale = op.scale](float* lanes, std::int64_t h, std::int64_t t) {
+          for (std::int64_t r = 0; r < modes; ++r) {
+            const float cosine = fourier[(t * modes + r) * 2], sine = fourier[(t * modes + r) * 2 + 1];
+            lanes[2 * r] = (alpha[h * modes + r] * cosine + beta[h * modes + r] * sine) / scale;
+            lanes[2 * r + 1] = (alpha[h * modes + r] * sine - beta[h * modes + r] * cosine) / scale;
+          }
+          lanes[2 * modes] = lanes[2 * modes + 1] = PriorLanesForward::key_bias_unit;
+          std::fill(lanes + 2 * modes + 2, lanes + lane_dim, 0.0f);
+        });
   }
   if (op.k) {
     const std::int64_t lane_dim = op.k.shape[3] - op.content_dim, table_rows = op.key_bias.shape[1];
     const float* key_bias = op.key_bias.as<float>() + op.first_position;
-    for_each_head_row(op.k, op.content_dim, [=, unit = op.scale * PriorLanesForward::key_bias_unit](float* lanes, std::int64_t h, std::int64_t t) {
-      std::copy_n(fourier + t * modes * 2, modes * 2, lanes);
-      lanes[2 * modes] = key_bias[h * table_rows + t] / unit;  // hi holds all of an fp32 value: lo and the spare lanes are zero
-      std::fill(lanes + 2 * modes + 1, lanes + lane_dim, 0.0f);
-    });
+    for_each_head_row(op.k, op.content_dim,
+                      [=, unit = op.scale * PriorLanesForward::key_bias_unit](float* lanes, std::int64_t h,
+                                                                              std::int64_t t) {
+                        std::copy_n(fourier + t * modes * 2, modes * 2, lanes);
+                        lanes[2 * modes] =
+                            key_bias[h * table_rows + t] /
+                            unit;  // hi holds all of an fp32 value: lo and the spare lanes are zero
+                        std::fill(lanes + 2 * modes + 1, lanes + lane_dim, 0.0f);
+                      });
   }
 }
 
@@ -87,7 +95,8 @@ std::vector<double> centred_positions(const Tensor& positions, std::int64_t axis
   return centred;
 }
 
-// Sums over rows t of x_t = (dA or dC of one mode) against e_t = (cos, sin) and its perpendicular (sin, -cos), also weighted by position.
+// Sums over rows t of x_t = (dA or dC of one mode) against e_t = (cos, sin) and its perpendicular (sin,
+// -cos), also weighted by position.
 struct ModeSums {
   double along = 0;            // sum x . (cos, sin)
   double across = 0;           // sum x . (sin, -cos)
@@ -115,17 +124,20 @@ ModeSums sum_mode(const float* x, const float* e, const std::vector<double>& pos
   return sums;
 }
 
-// Sums of every head and mode [H, R] over the rows and the batch. A thread owns (sequence, head) pairs; these are added up in order.
+// Sums of every head and mode [H, R] over the rows and the batch. A thread owns (sequence, head) pairs; these
+// are added up in order.
 std::vector<ModeSums> sum_modes(const Tensor& lane_gradients, const float* fourier, std::int64_t modes,
                                 const std::vector<std::vector<double>>& positions) {
-  const std::int64_t batch = lane_gradients.shape[0], heads = lane_gradients.shape[1], rows = lane_gradients.shape[2];
+  const std::int64_t batch = lane_gradients.shape[0], heads = lane_gradients.shape[1],
+                     rows = lane_gradients.shape[2];
   const float* gradients = lane_gradients.as<float>();
   std::vector<ModeSums> partial(static_cast<std::size_t>(batch * heads * modes));
 #pragma omp parallel for schedule(static)
   for (std::int64_t bh = 0; bh < batch * heads; ++bh)
     for (std::int64_t r = 0; r < modes; ++r) {
       const auto axis = axis_of_mode(r, modes, static_cast<std::int64_t>(positions.size()));
-      partial[bh * modes + r] = sum_mode(gradients + (bh * rows * modes + r) * 2, fourier + r * 2, positions[axis], modes);
+      partial[bh * modes + r] =
+          sum_mode(gradients + (bh * rows * modes + r) * 2, fourier + r * 2, positions[axis], modes);
     }
   std::vector<ModeSums> total(static_cast<std::size_t>(heads * modes));
   for (std::int64_t b = 0; b < batch; ++b)
@@ -133,14 +145,16 @@ std::vector<ModeSums> sum_modes(const Tensor& lane_gradients, const float* fouri
   return total;
 }
 
-// dfrequency_r += sum_h [ sum_i p_i (beta (cos, sin) - alpha (sin, -cos)) . dA_i - sum_j p_j (sin, -cos) . dC_j ]
-void accumulate_frequency_gradient(const PriorLanesBackward& op, const std::vector<ModeSums>& query_sums, const std::vector<ModeSums>& key_sums) {
+// dfrequency_r += sum_h [ sum_i p_i (beta (cos, sin) - alpha (sin, -cos)) . dA_i - sum_j p_j (sin, -cos) .
+// dC_j ]
+void accumulate_frequency_gradient(const PriorLanesBackward& op, const std::vector<ModeSums>& query_sums,
+                                   const std::vector<ModeSums>& key_sums) {
   const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
   for (std::int64_t r = 0; r < modes; ++r) {
     double sum = 0;
     for (std::int64_t hr = r; hr < heads * modes; hr += modes)
-      sum += op.beta.as<float>()[hr] * query_sums[hr].position_along - op.alpha.as<float>()[hr] * query_sums[hr].position_across -
-             key_sums[hr].position_across;
+      sum += op.beta.as<float>()[hr] * query_sums[hr].position_along -
+             op.alpha.as<float>()[hr] * query_sums[hr].position_across - key_sums[hr].position_across;
     op.dfrequency.as<float>()[r] += static_cast<float>(sum);
   }
 }
@@ -160,13 +174,15 @@ void accumulate_slope_gradient(const Tensor& dlambda, const Tensor& dslope) {
 }
 }  // namespace
 
-// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms of a gradient nearly cancel.
-// Moving every position by the same amount leaves dfrequency as it is, but only jointly (the dA part moves by the opposite of the dC part, as
-// sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0): so both count positions from their mean, which keeps the fp32 rounding of dA and dC small.
+// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
+// of a gradient nearly cancel. Moving every position by the same amount leaves dfrequency as it is, but only
+// jointly (the dA part moves by the opposite of the dC part, as sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0):
+// so both count positions from their mean, which keeps the fp32 rounding of dA and dC small.
 void CpuDevice::launch(const PriorLanesBackward& op) {
   const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
   std::vector<std::vector<double>> positions;
-  for (std::int64_t axis = 0; axis < op.positions.shape[1]; ++axis) positions.push_back(centred_positions(op.positions, axis));
+  for (std::int64_t axis = 0; axis < op.positions.shape[1]; ++axis)
+    positions.push_back(centred_positions(op.positions, axis));
 
   const float* fourier = op.fourier.as<float>();
   const std::vector<ModeSums> query_sums = sum_modes(op.dq_lanes, fourier, modes, positions);
@@ -174,7 +190,8 @@ void CpuDevice::launch(const PriorLanesBackward& op) {
     op.dalpha.as<float>()[hr] += static_cast<float>(query_sums[hr].along);
     op.dbeta.as<float>()[hr] += static_cast<float>(query_sums[hr].across);
   }
-  if (op.dfrequency) accumulate_frequency_gradient(op, query_sums, sum_modes(op.dk_lanes, fourier, modes, positions));
+  if (op.dfrequency)
+    accumulate_frequency_gradient(op, query_sums, sum_modes(op.dk_lanes, fourier, modes, positions));
   if (op.dlambda) accumulate_slope_gradient(op.dlambda, op.dslope);
 }
 
@@ -191,7 +208,8 @@ void CpuDevice::launch(const SoftplusForward& op) {
 void CpuDevice::launch(const SoftplusBackward& op) {
   const float *x = op.x.as<float>(), *dout = op.dout.as<float>();
   float* dx = op.dx.as<float>();
-  for (std::int64_t i = 0; i < op.dx.elements(); ++i) dx[i] += static_cast<float>(dout[i] / (1 + std::exp(-static_cast<double>(x[i]))));
+  for (std::int64_t i = 0; i < op.dx.elements(); ++i)
+    dx[i] += static_cast<float>(dout[i] / (1 + std::exp(-static_cast<double>(x[i]))));
 }
 
 }  // namespace goat

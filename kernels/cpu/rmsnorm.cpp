@@ -11,7 +11,8 @@ namespace goat {
 
 namespace {
 // Returns rstd.
-SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict row, const float* __restrict weight, std::int64_t width, float eps) {
+SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict row,
+                                const float* __restrict weight, std::int64_t width, float eps) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (std::int64_t c = 0; c < width; ++c) squares += row[c] * row[c];
@@ -21,9 +22,11 @@ SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict r
   return rstd;
 }
 
-// With y = sum rstd and g = dout weight:  dsum += rstd (g - y <g y>),  <.> the mean over the row;  dweight += dout y.
-SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, const float* __restrict dout, const float* __restrict sum,
-                              const float* __restrict weight, float rstd, std::int64_t width) {
+// With y = sum rstd and g = dout weight:  dsum += rstd (g - y <g y>),  <.> the mean over the row;  dweight +=
+// dout y.
+SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, const float* __restrict dout,
+                              const float* __restrict sum, const float* __restrict weight, float rstd,
+                              std::int64_t width) {
   float gy_total = 0;
 #pragma omp simd reduction(+ : gy_total)
   for (std::int64_t c = 0; c < width; ++c) gy_total += dout[c] * weight[c] * (sum[c] * rstd);
@@ -37,7 +40,8 @@ SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight,
 }
 }  // namespace
 
-// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its passes).
+// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its
+// passes).
 void CpuDevice::launch(const RmsNormForward& op) {
   const std::int64_t rows = op.x.shape[0], width = op.x.shape[1];
   const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>();
@@ -53,7 +57,8 @@ void CpuDevice::launch(const RmsNormForward& op) {
 // A thread owns blocks of rows, then columns of dweight. Moves 16 bytes an element.
 void CpuDevice::launch(const RmsNormBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
-  const float *dout = op.dout.as<float>(), *sum = op.sum.as<float>(), *weight = op.weight.as<float>(), *rstd = op.rstd.as<float>();
+  const float *dout = op.dout.as<float>(), *sum = op.sum.as<float>(), *weight = op.weight.as<float>(),
+              *rstd = op.rstd.as<float>();
   float *dsum = op.dsum.as<float>(), *dweight = op.dweight.as<float>();
 
   const std::int64_t block_rows = rows_per_block(rows), blocks = (rows + block_rows - 1) / block_rows;
@@ -62,7 +67,8 @@ void CpuDevice::launch(const RmsNormBackward& op) {
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::int64_t last = std::min(rows, (block + 1) * block_rows);
     for (std::int64_t n = block * block_rows; n < last; ++n)
-      backward_row(dsum + n * width, parts.data() + block * width, dout + n * width, sum + n * width, weight, rstd[n], width);
+      backward_row(dsum + n * width, parts.data() + block * width, dout + n * width, sum + n * width, weight,
+                   rstd[n], width);
   }
   add_parts(dweight, parts.data(), blocks, width, width);
 }

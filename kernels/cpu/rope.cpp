@@ -1,4 +1,5 @@
-// Rotary position embedding on the CPU: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of mode r at the row's position.
+// Rotary position embedding on the CPU: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of
+// mode r at the row's position.
 #include <cstdint>
 
 #include "kernels/cpu/cpu_device.h"
@@ -8,7 +9,8 @@ namespace goat {
 
 namespace {
 // The heads of one row: x points to the first, turns to the (cos, sin) of the row's position.
-SIMD_CLONES void rotate_heads(float* x, std::int64_t heads, std::int64_t head_stride, std::int64_t half, const float* turns, float direction) {
+SIMD_CLONES void rotate_heads(float* x, std::int64_t heads, std::int64_t head_stride, std::int64_t half,
+                              const float* turns, float direction) {
   for (std::int64_t h = 0; h < heads; ++h) {
     float *first = x + h * head_stride, *second = first + half;
 #pragma omp simd
@@ -26,7 +28,8 @@ void rotate(const Tensor& x, const float* table, float direction) {
 #pragma omp parallel for collapse(2) schedule(static)
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t t = 0; t < rows; ++t)
-      rotate_heads(data + b * x.stride[0] + t * x.stride[1], x.shape[2], x.stride[2], half, table + t * half * 2, direction);
+      rotate_heads(data + b * x.stride[0] + t * x.stride[1], x.shape[2], x.stride[2], half,
+                   table + t * half * 2, direction);
 }
 }  // namespace
 

@@ -20,11 +20,13 @@ SIMD_CLONES void add_to(float* __restrict total, const float* __restrict part, s
 }
 }  // namespace
 
-void add_parts(float* total, const float* parts, std::int64_t blocks, std::int64_t stride, std::int64_t width) {
+void add_parts(float* total, const float* parts, std::int64_t blocks, std::int64_t stride,
+               std::int64_t width) {
   constexpr std::int64_t columns = 128;
 #pragma omp parallel for schedule(static)
   for (std::int64_t first = 0; first < width; first += columns)
-    for (std::int64_t block = 0; block < blocks; ++block) add_to(total + first, parts + block * stride + first, std::min(columns, width - first));
+    for (std::int64_t block = 0; block < blocks; ++block)
+      add_to(total + first, parts + block * stride + first, std::min(columns, width - first));
 }
 
 }  // namespace goat

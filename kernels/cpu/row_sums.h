@@ -1,5 +1,5 @@
-// What the normalisations share: the residual connection, and gradients of [C] parameters, summed over blocks of rows and then over the blocks in
-// order. The blocks depend on N alone, and with them the rounding.
+// What the normalisations share: the residual connection, and gradients of [C] parameters, summed over blocks
+// of rows and then over the blocks in order. The blocks depend on N alone, and with them the rounding.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@ void add_residual(float* sum, const float* x, const float* residual, std::int64_
 std::int64_t rows_per_block(std::int64_t rows);
 
 // total[c] += the sum over the blocks of parts[block * stride + c], c < width. A thread owns columns.
-void add_parts(float* total, const float* parts, std::int64_t blocks, std::int64_t stride, std::int64_t width);
+void add_parts(float* total, const float* parts, std::int64_t blocks, std::int64_t stride,
+               std::int64_t width);
 
 }  // namespace goat

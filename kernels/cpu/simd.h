@@ -1,13 +1,15 @@
-// How the CPU kernels reach the vector units without -march flags: a hot function marked SIMD_CLONES is compiled for AVX-512, AVX2+FMA and the
-// baseline, and the dynamic linker picks one. Put the OpenMP region in an unmarked function and call a marked one inside it (GCC does not clone
-// the outlined body of a region); what a marked function calls must be SIMD_INLINE to be compiled with it. GCC vectorises square roots only with
-// -fno-math-errno, and selects on the baseline only with -fno-trapping-math; neither changes a result.
+// How the CPU kernels reach the vector units without -march flags: a hot function marked SIMD_CLONES is
+// compiled for AVX-512, AVX2+FMA and the baseline, and the dynamic linker picks one. Put the OpenMP region in
+// an unmarked function and call a marked one inside it (GCC does not clone the outlined body of a region);
+// what a marked function calls must be SIMD_INLINE to be compiled with it. GCC vectorises square roots only
+// with -fno-math-errno, and selects on the baseline only with -fno-trapping-math; neither changes a result.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define SIMD_CLONES
@@ -16,14 +18,15 @@
 
 namespace goat::simd {
 
-// e^x within 1.1 ulp where it is a normal float; 0 where it is smaller (x < -87.33654), +inf where it is larger, NaN for NaN. Branch-free and
-// without library calls, so that loops over it vectorise.
+// e^x within 1.1 ulp where it is a normal float; 0 where it is smaller (x < -87.33654), +inf where it is
+// larger, NaN for NaN. Branch-free and without library calls, so that loops over it vectorise.
 SIMD_INLINE float exp(float x) {
   const float clamped = x < -87.33654f ? -87.33654f : (x > 89.0f ? 89.0f : x);
   // n = round(x / log 2): adding 1.5 * 2^23 leaves the integer in the low bits of the sum
   constexpr float round_to_integer = 0x1.8p23f;
   const float shifted = clamped * 1.44269504088896341f + round_to_integer;
-  const std::int32_t exponent = __builtin_bit_cast(std::int32_t, shifted) - __builtin_bit_cast(std::int32_t, round_to_integer);
+  const std::int32_t exponent =
+      __builtin_bit_cast(std::int32_t, shifted) - __builtin_bit_cast(std::int32_t, round_to_integer);
   const float n = shifted - round_to_integer;
   const float r = (clamped - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
   float p = 1.9875691500e-4f;
@@ -36,7 +39,8 @@ SIMD_INLINE float exp(float x) {
   // 2^n in two factors, so that n = 128 (results just below FLT_MAX) does not overflow too early
   const std::int32_t half = exponent >> 1;
   const std::int32_t rest = exponent - half;
-  const float scaled = p * __builtin_bit_cast(float, (half + 127) << 23) * __builtin_bit_cast(float, (rest + 127) << 23);
+  const float scaled =
+      p * __builtin_bit_cast(float, (half + 127) << 23) * __builtin_bit_cast(float, (rest + 127) << 23);
   return x < -87.33654f ? 0.0f : scaled;
 }
 

@@ -1,4 +1,5 @@
-// The key bias on the CPU: absolute-position features phi(j), the sink MLP u~(j) = w2 silu(w1 phi + b1) + bump [j == 0], and its gradients.
+// The key bias on the CPU: absolute-position features phi(j), the sink MLP u~(j) = w2 silu(w1 phi + b1) +
+// bump [j == 0], and its gradients.
 #include <omp.h>
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace goat {
 
 // A thread owns rows j. Writes 4 T F bytes, once a run: the features depend on nothing that is learned.
 void CpuDevice::launch(const SinkFeatures& op) {
-  const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], axes = op.positions.shape[1], modes = op.frequency.shape[0];
+  const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], axes = op.positions.shape[1],
+                     modes = op.frequency.shape[0];
   const double* frequency = op.frequency.as<double>();
   const auto* positions = op.positions.as<std::int32_t>();
   float* features = op.features.as<float>();
@@ -36,7 +38,8 @@ void CpuDevice::launch(const SinkFeatures& op) {
 namespace {
 SIMD_INLINE float sigmoid(float x) { return 1.0f / (1.0f + simd::exp(-x)); }
 
-// Rows of key_bias a thread computes at a time: the MLP's loops run over the rows of a tile, so that they vectorise whatever F, n and H are.
+// Rows of key_bias a thread computes at a time: the MLP's loops run over the rows of a tile, so that they
+// vectorise whatever F, n and H are.
 constexpr std::int64_t tile_rows = 64;
 
 struct SinkForwardOperands {
@@ -45,8 +48,10 @@ struct SinkForwardOperands {
   std::int64_t length, width, units, heads;  // T, F, n, H
 };
 
-// Rows first .. first + rows; phi [F, tile_rows] and activation [n, tile_rows] are scratch, transposed so that rows are contiguous.
-SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t first, std::int64_t rows, float* phi, float* activation) {
+// Rows first .. first + rows; phi [F, tile_rows] and activation [n, tile_rows] are scratch, transposed so
+// that rows are contiguous.
+SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t first, std::int64_t rows,
+                                   float* phi, float* activation) {
   for (std::int64_t f = 0; f < op.width; ++f)
     for (std::int64_t t = 0; t < rows; ++t) phi[f * tile_rows + t] = op.features[(first + t) * op.width + f];
 
@@ -78,11 +83,13 @@ SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t f
 }
 }  // namespace
 
-// A thread owns tiles of rows. 2 T n (F + H) FLOP; reads features, writes hidden and key_bias: 4 T (F + n + H) bytes.
+// A thread owns tiles of rows. 2 T n (F + H) FLOP; reads features, writes hidden and key_bias: 4 T (F + n +
+// H) bytes.
 void CpuDevice::launch(const SinkForward& op) {
-  const SinkForwardOperands operands{op.key_bias.as<float>(), op.hidden.as<float>(), op.features.as<float>(), op.w1.as<float>(),
-                                     op.b1.as<float>(),       op.w2.as<float>(),     op.bump.as<float>(),     op.features.shape[0],
-                                     op.features.shape[1],    op.hidden.shape[1],    op.key_bias.shape[0]};
+  const SinkForwardOperands operands{op.key_bias.as<float>(), op.hidden.as<float>(), op.features.as<float>(),
+                                     op.w1.as<float>(),       op.b1.as<float>(),     op.w2.as<float>(),
+                                     op.bump.as<float>(),     op.features.shape[0],  op.features.shape[1],
+                                     op.hidden.shape[1],      op.key_bias.shape[0]};
   const std::int64_t tiles = (operands.length + tile_rows - 1) / tile_rows;
   const std::int64_t scratch_size = (operands.width + operands.units) * tile_rows;
   std::vector<float> scratch(static_cast<std::size_t>(omp_get_max_threads() * scratch_size));
@@ -90,7 +97,8 @@ void CpuDevice::launch(const SinkForward& op) {
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     float* phi = scratch.data() + omp_get_thread_num() * scratch_size;
     const std::int64_t first = tile * tile_rows;
-    sink_forward_tile(operands, first, std::min(tile_rows, operands.length - first), phi, phi + operands.width * tile_rows);
+    sink_forward_tile(operands, first, std::min(tile_rows, operands.length - first), phi,
+                      phi + operands.width * tile_rows);
   }
 }
 
@@ -102,9 +110,11 @@ SIMD_CLONES double dot(const float* a, const float* b, std::int64_t count) {
   return sum;
 }
 
-// With x = hidden[:, m] [T] and dU [H, T]: activation = silu(x), dhidden = silu'(x) sum_h w2[h, m] dU[h], silu' = s (1 + x (1 - s)).
-SIMD_CLONES void sink_unit_gradient(float* activation, float* dhidden, const float* x, std::int64_t x_stride, const float* dkey_bias, const float* w2,
-                                    std::int64_t w2_stride, std::int64_t heads, std::int64_t rows) {
+// With x = hidden[:, m] [T] and dU [H, T]: activation = silu(x), dhidden = silu'(x) sum_h w2[h, m] dU[h],
+// silu' = s (1 + x (1 - s)).
+SIMD_CLONES void sink_unit_gradient(float* activation, float* dhidden, const float* x, std::int64_t x_stride,
+                                    const float* dkey_bias, const float* w2, std::int64_t w2_stride,
+                                    std::int64_t heads, std::int64_t rows) {
   std::fill(dhidden, dhidden + rows, 0.0f);
   for (std::int64_t h = 0; h < heads; ++h) {
     const float weight = w2[h * w2_stride];
@@ -137,18 +147,23 @@ void sum_over_batch(const Tensor& sum, const Tensor& dkey_bias) {
 std::vector<float> transposed(const float* x, std::int64_t rows, std::int64_t columns) {
   std::vector<float> out(static_cast<std::size_t>(rows * columns));
   for (std::int64_t row = 0; row < rows; ++row)
-    for (std::int64_t column = 0; column < columns; ++column) out[column * rows + row] = x[row * columns + column];
+    for (std::int64_t column = 0; column < columns; ++column)
+      out[column * rows + row] = x[row * columns + column];
   return out;
 }
 }  // namespace
 
-// A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so there is nothing to reduce between threads. Sums over T are in double:
-// sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T bytes); the rest, 4 T (H + n + F) bytes, is read by every unit from cache.
+// A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so there is nothing to reduce
+// between threads. Sums over T are in double: sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T
+// bytes); the rest, 4 T (H + n + F) bytes, is read by every unit from cache.
 void CpuDevice::launch(const SinkBackward& op) {
-  const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1], heads = op.w2.shape[0];
+  const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1],
+                     heads = op.w2.shape[0];
   sum_over_batch(op.dkey_bias_sum, op.dkey_bias);
-  const float *dkey_bias = op.dkey_bias_sum.as<float>(), *hidden = op.hidden.as<float>(), *w2 = op.w2.as<float>();
-  float *dw1 = op.dw1.as<float>(), *db1 = op.db1.as<float>(), *dw2 = op.dw2.as<float>(), *dbump = op.dbump.as<float>();
+  const float *dkey_bias = op.dkey_bias_sum.as<float>(), *hidden = op.hidden.as<float>(),
+              *w2 = op.w2.as<float>();
+  float *dw1 = op.dw1.as<float>(), *db1 = op.db1.as<float>(), *dw2 = op.dw2.as<float>(),
+        *dbump = op.dbump.as<float>();
   for (std::int64_t h = 0; h < heads; ++h) dbump[h] += dkey_bias[h * rows];
 
   const std::vector<float> phi = transposed(op.features.as<float>(), rows, width);  // [F, T]
@@ -159,8 +174,10 @@ void CpuDevice::launch(const SinkBackward& op) {
     float* activation = scratch.data() + omp_get_thread_num() * 2 * rows;
     float* dhidden = activation + rows;
     sink_unit_gradient(activation, dhidden, hidden + m, units, dkey_bias, w2 + m, units, heads, rows);
-    for (std::int64_t h = 0; h < heads; ++h) dw2[h * units + m] += static_cast<float>(dot(dkey_bias + h * rows, activation, rows));
-    for (std::int64_t f = 0; f < width; ++f) dw1[m * width + f] += static_cast<float>(dot(phi.data() + f * rows, dhidden, rows));
+    for (std::int64_t h = 0; h < heads; ++h)
+      dw2[h * units + m] += static_cast<float>(dot(dkey_bias + h * rows, activation, rows));
+    for (std::int64_t f = 0; f < width; ++f)
+      dw1[m * width + f] += static_cast<float>(dot(phi.data() + f * rows, dhidden, rows));
     db1[m] += static_cast<float>(dot(ones.data(), dhidden, rows));
   }
 }

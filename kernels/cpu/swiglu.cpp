@@ -12,14 +12,16 @@ SIMD_INLINE float logistic(float x) {
   return x < 0 ? e * scale : scale;
 }
 
-SIMD_CLONES void swiglu_row(float* __restrict out, const float* __restrict gate, const float* __restrict up, std::int64_t width) {
+SIMD_CLONES void swiglu_row(float* __restrict out, const float* __restrict gate, const float* __restrict up,
+                            std::int64_t width) {
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) out[c] = gate[c] * logistic(gate[c]) * up[c];
 }
 
-// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing where s(x) is near 1.
-// dgate may be gate, and dup may be up.
-SIMD_CLONES void swiglu_gradient_row(float* dgate, float* dup, const float* __restrict dout, const float* gate, const float* up, std::int64_t width) {
+// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing
+// where s(x) is near 1. dgate may be gate, and dup may be up.
+SIMD_CLONES void swiglu_gradient_row(float* dgate, float* dup, const float* __restrict dout,
+                                     const float* gate, const float* up, std::int64_t width) {
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) {
     const float g = gate[c], s = logistic(g);
@@ -37,7 +39,8 @@ void CpuDevice::launch(const SwigluForward& op) {
   const float *gate = op.gate.as<float>(), *up = op.up.as<float>();
   float* out = op.out.as<float>();
 #pragma omp parallel for schedule(static)
-  for (std::int64_t n = 0; n < rows; ++n) swiglu_row(out + n * width, gate + n * gate_stride, up + n * up_stride, width);
+  for (std::int64_t n = 0; n < rows; ++n)
+    swiglu_row(out + n * width, gate + n * gate_stride, up + n * up_stride, width);
 }
 
 // A thread owns rows. Moves 20 bytes an element.
@@ -49,7 +52,8 @@ void CpuDevice::launch(const SwigluBackward& op) {
   float *dgate = op.dgate.as<float>(), *dup = op.dup.as<float>();
 #pragma omp parallel for schedule(static)
   for (std::int64_t n = 0; n < rows; ++n)
-    swiglu_gradient_row(dgate + n * dgate_stride, dup + n * dup_stride, dout + n * width, gate + n * gate_stride, up + n * up_stride, width);
+    swiglu_gradient_row(dgate + n * dgate_stride, dup + n * dup_stride, dout + n * width,
+                        gate + n * gate_stride, up + n * up_stride, width);
 }
 
 }  // namespace goat

@@ -1,19 +1,25 @@
-// Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). With p recomputed from the saved log-sum-exp,
-//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>;   dv = p^T dout,  dk = scale S^T q,  dq = scale S k.
+// Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). With p recomputed from
+// the saved log-sum-exp,
+//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>;   dv = p^T dout,  dk = scale S^T q, dq
+//   = scale S k.
 //
 // Three kernels, all with sums in a fixed order (AttentionBackward::deterministic):
 //   attention_delta_kernel      delta
-//   attention_backward_queries  a block owns queries: dq. Rows of S sum to 0, but for what rounding out to bf16 put into delta: their sums correct it
-//   attention_backward_keys     a block owns keys: dv, dk, and the prior's sums, from S in fp32 with the corrected delta
-// dq needs sums over the keys, dk and dv over the queries. Each of the two passes sums over what it walks, at the price of forming S and dP twice:
-// 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory, and no atomics.
+//   attention_backward_queries  a block owns queries: dq. Rows of S sum to 0, but for what rounding out to
+//   bf16 put into delta: their sums correct it attention_backward_keys     a block owns keys: dv, dk, and the
+//   prior's sums, from S in fp32 with the corrected delta
+// dq needs sums over the keys, dk and dv over the queries. Each of the two passes sums over what it walks, at
+// the price of forming S and dP twice: 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory,
+// and no atomics.
 //
-// deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, 5 products; two small steps zero it before and
-// convert it after. Bytes of the workspace: 4 B H T_q D (T_q rounded up to tiles of 64), zeroed, added to once by each of the ceil(T_k / keys) blocks
-// (half of them if causal), read. It lies as the accumulators do (DqSums), so that a warp adds 512 bytes without gaps at a time.
-// Where shared memory does not suffice (d_h > 64 on sm_86, sm_89, sm_120) the deterministic form runs.
+// deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, 5 products;
+// two small steps zero it before and convert it after. Bytes of the workspace: 4 B H T_q D (T_q rounded up to
+// tiles of 64), zeroed, added to once by each of the ceil(T_k / keys) blocks (half of them if causal), read.
+// It lies as the accumulators do (DqSums), so that a warp adds 512 bytes without gaps at a time. Where shared
+// memory does not suffice (d_h > 64 on sm_86, sm_89, sm_120) the deterministic form runs.
 //
-// Positional lanes are ordinary coordinates; their gradients leave from the fp32 accumulators, and zeros stand in their place in dq and dk.
+// Positional lanes are ordinary coordinates; their gradients leave from the fp32 accumulators, and zeros
+// stand in their place in dq and dk.
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_ffma.cuh"
 #include "kernels/cuda/cuda_device.h"
@@ -26,52 +32,68 @@ namespace {
 
 constexpr int delta_threads = 256, delta_lanes = 8;
 
-// delta_lanes neighbouring lanes take one row (b, i, h), rows in the order of memory, so that a warp reads consecutive vectors.
+// delta_lanes neighbouring lanes take one row (b, i, h), rows in the order of memory, so that a warp reads
+// consecutive vectors.
 template <class T, bool vectors>
-__global__ void __launch_bounds__(delta_threads) attention_delta_kernel(const BackwardArguments<T> arguments, std::int64_t rows) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (delta_threads / delta_lanes) + threadIdx.x / delta_lanes;
+__global__ void __launch_bounds__(delta_threads)
+    attention_delta_kernel(const BackwardArguments<T> arguments, std::int64_t rows) {
+  const std::int64_t row =
+      static_cast<std::int64_t>(blockIdx.x) * (delta_threads / delta_lanes) + threadIdx.x / delta_lanes;
   const std::int64_t present = row < rows ? row : rows - 1;  // all lanes take part in the sum
-  const int head = static_cast<int>(present % arguments.heads), query = static_cast<int>(present / arguments.heads % arguments.queries);
-  const int sequence = static_cast<int>(present / arguments.heads / arguments.queries), lane = threadIdx.x % delta_lanes;
+  const int head = static_cast<int>(present % arguments.heads),
+            query = static_cast<int>(present / arguments.heads % arguments.queries);
+  const int sequence = static_cast<int>(present / arguments.heads / arguments.queries),
+            lane = threadIdx.x % delta_lanes;
   const T* dout = arguments.dout.rows(sequence, head) + query * arguments.dout.row_stride;
   const T* out = arguments.out.rows(sequence, head) + query * arguments.out.row_stride;
   float sum = 0;
-  constexpr int size = Vector<T>::size;  // without vectors a lane takes the same coordinates: zeros appended to the rows change no bit
+  constexpr int size = Vector<T>::size;  // without vectors a lane takes the same coordinates: zeros appended
+                                         // to the rows change no bit
   for (int c = lane * size; c < arguments.head_dim; c += delta_lanes * size) {
     if constexpr (vectors) {
       const auto a = Vector<T>::load(dout + c), b = Vector<T>::load(out + c);
 #pragma unroll
       for (int i = 0; i < size; ++i) sum = fmaf(a[i], b[i], sum);
     } else {
-      for (int i = c; i < min(c + size, arguments.head_dim); ++i) sum = fmaf(to_float(dout[i]), to_float(out[i]), sum);
+      for (int i = c; i < min(c + size, arguments.head_dim); ++i)
+        sum = fmaf(to_float(dout[i]), to_float(out[i]), sum);
     }
   }
 #pragma unroll
   for (int offset = delta_lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(all_lanes, sum, offset);
-  if (lane == 0 && row < rows) arguments.delta[(static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries + query] = sum;
+  if (lane == 0 && row < rows)
+    arguments
+        .delta[(static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries + query] =
+        sum;
 }
 
 constexpr int finish_threads = 256;
 
-// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive bytes or four times 16; D / 8
-// neighbouring threads write 2 D consecutive bytes.
+// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive
+// bytes or four times 16; D / 8 neighbouring threads write 2 D consecutive bytes.
 template <int D>
 __global__ void __launch_bounds__(finish_threads)
-    attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum, std::int64_t count) {
+    attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum,
+                               std::int64_t count) {
   using Sums = DqSums<D>;
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * finish_threads + threadIdx.x, pair = index / (D / 8);
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * finish_threads + threadIdx.x,
+                     pair = index / (D / 8);
   const int chunk = static_cast<int>(index % (D / 8)), column = 8 * chunk;
   if (index >= count || column >= arguments.head_dim) return;
-  const int tiles = Sums::tiles(arguments.queries), row = static_cast<int>(pair % 8), row_group = static_cast<int>(pair / 8 % 4);
+  const int tiles = Sums::tiles(arguments.queries), row = static_cast<int>(pair % 8),
+            row_group = static_cast<int>(pair / 8 % 4);
   const std::int64_t tile = pair / 32, head_index = tile / tiles;
   const int first_query = static_cast<int>(tile % tiles) * Sums::queries + 16 * row_group + row;
   const int warp = row_group + 4 * (chunk / Sums::fragments);
-  const float* from = dq_sum + tile * Sums::tile_elements + (warp * Sums::fragments + chunk % Sums::fragments) * Sums::fragment_elements;
+  const float* from = dq_sum + tile * Sums::tile_elements +
+                      (warp * Sums::fragments + chunk % Sums::fragments) * Sums::fragment_elements;
   Vector<float> parts[4];  // [lane - 4 row][i] or [i][lane - 4 row]
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    parts[i] = Vector<float>::load(from + (WarpReduction::vectors ? WarpReduction::place(4 * row + i, 0) : WarpReduction::place(4 * row, i)));
-  bf16* dq = arguments.dq.rows(static_cast<int>(head_index / arguments.heads), static_cast<int>(head_index % arguments.heads));
+    parts[i] = Vector<float>::load(from + (WarpReduction::vectors ? WarpReduction::place(4 * row + i, 0)
+                                                                  : WarpReduction::place(4 * row, i)));
+  bf16* dq = arguments.dq.rows(static_cast<int>(head_index / arguments.heads),
+                               static_cast<int>(head_index % arguments.heads));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = first_query + 8 * half;
@@ -92,16 +114,21 @@ __global__ void __launch_bounds__(finish_threads)
 
 // dq_sum: memory for DqSums, given by allocate(bytes).
 template <class Allocate>
-void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream, Allocate allocate) {
-  with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-    const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads * DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
-    const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-    auto* dq_sum = static_cast<float*>(allocate(bytes));
-    runtime::set_zero(dq_sum, bytes, stream);
-    attention_backward_keys(arguments, batch, family, dq_sum, stream);
-    enqueue(attention_finish_dq_kernel<D>, dim3(static_cast<unsigned>(divide_up(elements / 16, finish_threads))), dim3(finish_threads), 0, stream,
-            arguments, dq_sum, elements / 16);
-  });
+void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                                  Stream stream, Allocate allocate) {
+  with_tile_shape(
+      arguments.head_dim, family,
+      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+        const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads *
+                                      DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
+        const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
+        auto* dq_sum = static_cast<float*>(allocate(bytes));
+        runtime::set_zero(dq_sum, bytes, stream);
+        attention_backward_keys(arguments, batch, family, dq_sum, stream);
+        enqueue(attention_finish_dq_kernel<D>,
+                dim3(static_cast<unsigned>(divide_up(elements / 16, finish_threads))), dim3(finish_threads),
+                0, stream, arguments, dq_sum, elements / 16);
+      });
 }
 
 }  // namespace
@@ -110,9 +137,11 @@ void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int 
 template <class T>
 void attention_delta(const BackwardArguments<T>& arguments, int batch, Stream stream) {
   const std::int64_t rows = static_cast<std::int64_t>(batch) * arguments.queries * arguments.heads;
-  const bool vectors = arguments.head_dim % Vector<T>::size == 0 && arguments.dout.aligned() && arguments.out.aligned();
+  const bool vectors =
+      arguments.head_dim % Vector<T>::size == 0 && arguments.dout.aligned() && arguments.out.aligned();
   enqueue(vectors ? attention_delta_kernel<T, true> : attention_delta_kernel<T, false>,
-          dim3(static_cast<unsigned>(divide_up(rows, delta_threads / delta_lanes))), dim3(delta_threads), 0, stream, arguments, rows);
+          dim3(static_cast<unsigned>(divide_up(rows, delta_threads / delta_lanes))), dim3(delta_threads), 0,
+          stream, arguments, rows);
 }
 template void attention_delta<float>(const BackwardArguments<float>&, int, Stream);
 template void attention_delta<bf16>(const BackwardArguments<bf16>&, int, Stream);
@@ -129,7 +158,8 @@ void CudaDevice::launch(const AttentionBackward& op) {
           attention_backward_queries(arguments, batch, family(), stream_);  // first: it corrects delta
           return attention_backward_keys(arguments, batch, family(), nullptr, stream_);
         }
-        return attention_backward_any_order(arguments, batch, family(), stream_, [&](std::size_t bytes) { return scratch(bytes); });
+        return attention_backward_any_order(arguments, batch, family(), stream_,
+                                            [&](std::size_t bytes) { return scratch(bytes); });
       }
     attention_backward_ffma<T>(arguments, batch, stream_);
   });

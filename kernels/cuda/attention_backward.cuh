@@ -7,21 +7,26 @@
 
 namespace goat::GOAT_TARGET {
 
-// The pass over keys: dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (DqSums, zeroed) is given, S k is added to it atomically.
-void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family, float* dq_sum, Stream stream);
+// The pass over keys: dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (DqSums, zeroed) is given, S k is added
+// to it atomically.
+void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                             float* dq_sum, Stream stream);
 
 // Whether attention_backward_keys can take dq_sum.
 bool can_add_dq(int head_dim, Family family);
 
 // The pass over queries: dq, dq_lanes.
-void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream);
+void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                                Stream stream);
 
-// The fp32 workspace in which dq is added up: B H heads, each ceil(T_q / queries) tiles, each as the accumulators of eight warps lie in registers. A
-// warp has 16 queries by D / 2 coordinates, D / 16 fragments of 16 x 8, whose 128 values stand by WarpReduction::place(lane, i): row lane/4 + 8 (i/2)
-// and coordinate 2 (lane%4) + i%2 of the fragment. A warp's reduction is thus 512 bytes without gaps.
+// The fp32 workspace in which dq is added up: B H heads, each ceil(T_q / queries) tiles, each as the
+// accumulators of eight warps lie in registers. A warp has 16 queries by D / 2 coordinates, D / 16 fragments
+// of 16 x 8, whose 128 values stand by WarpReduction::place(lane, i): row lane/4 + 8 (i/2) and coordinate 2
+// (lane%4) + i%2 of the fragment. A warp's reduction is thus 512 bytes without gaps.
 template <int D>
 struct DqSums {
-  static constexpr int queries = 64, warps = 8, fragments = D / 16, fragment_elements = 128, tile_elements = queries * D;
+  static constexpr int queries = 64, warps = 8, fragments = D / 16, fragment_elements = 128,
+                       tile_elements = queries * D;
   static_assert(warps * fragments * fragment_elements == tile_elements);
   static __host__ __device__ int tiles(int query_count) { return (query_count + queries - 1) / queries; }
 
@@ -50,9 +55,11 @@ void with_tile_shape(int head_dim, Family family, Body&& body) {
     with_width(std::integral_constant<Family, Family::small_shared>{});
 }
 
-// sums += A B^T over all D coordinates: A the rows a_row.. of a_tile, B the rows b_row.. of b_tile; an accumulator holds 16 rows of A by 8 of B.
+// sums += A B^T over all D coordinates: A the rows a_row.. of a_tile, B the rows b_row.. of b_tile; an
+// accumulator holds 16 rows of A by 8 of B.
 template <int D, int row_tiles, int column_tiles>
-__device__ __forceinline__ void multiply_rows(float (&sums)[row_tiles][column_tiles][4], bf16* a_tile, int a_row, bf16* b_tile, int b_row,
+__device__ __forceinline__ void multiply_rows(float (&sums)[row_tiles][column_tiles][4], bf16* a_tile,
+                                              int a_row, bf16* b_tile, int b_row,
                                               typename Tile<D>::Lanes lanes) {
 #pragma unroll
   for (int d = 0; d < Tile<D>::chunks; d += 2) {
@@ -72,9 +79,11 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[row_tiles][column_ti
   }
 }
 
-// sums += A B: A in registers as the accumulators of multiply_rows left it, rounded to bf16; B the rows row.. of `tile`, one for each column of A.
+// sums += A B: A in registers as the accumulators of multiply_rows left it, rounded to bf16; B the rows row..
+// of `tile`, one for each column of A.
 template <int D, int row_tiles, int column_tiles>
-__device__ __forceinline__ void multiply_packed(float (&sums)[row_tiles][D / 8][4], const float (&a_sums)[row_tiles][column_tiles][4], bf16* tile,
+__device__ __forceinline__ void multiply_packed(float (&sums)[row_tiles][D / 8][4],
+                                                const float (&a_sums)[row_tiles][column_tiles][4], bf16* tile,
                                                 int row, typename Tile<D>::Lanes lanes) {
 #pragma unroll
   for (int k = 0; k < column_tiles; k += 2) {
@@ -99,8 +108,8 @@ __device__ __forceinline__ void multiply_packed(float (&sums)[row_tiles][D / 8][
   }
 }
 
-// Where the rows of one head's gradient go: scale * sums, bf16, zeros from coordinate content_dim on; the first lane_count coordinates from there
-// leave as lane_scale * sums, fp32.
+// Where the rows of one head's gradient go: scale * sums, bf16, zeros from coordinate content_dim on; the
+// first lane_count coordinates from there leave as lane_scale * sums, fp32.
 struct GradientRows {
   bf16* rows;
   std::int64_t row_stride;
@@ -111,10 +120,12 @@ struct GradientRows {
   float lane_scale = 0;
 };
 
-// Stores a warp's accumulators, rows first_row.. of the gradient; `staging` is shared memory of the warp alone for 16 * row_tiles rows of D, through
-// which they become 16-byte stores: D / 8 consecutive lanes write a row.
+// Stores a warp's accumulators, rows first_row.. of the gradient; `staging` is shared memory of the warp
+// alone for 16 * row_tiles rows of D, through which they become 16-byte stores: D / 8 consecutive lanes write
+// a row.
 template <int D, int row_tiles>
-__device__ __forceinline__ void store_gradient(const float (&sums)[row_tiles][D / 8][4], bf16* staging, const GradientRows& to, int first_row) {
+__device__ __forceinline__ void store_gradient(const float (&sums)[row_tiles][D / 8][4], bf16* staging,
+                                               const GradientRows& to, int first_row) {
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
   __syncwarp();  // what other lanes still read in `staging`
 #pragma unroll
@@ -127,12 +138,14 @@ __device__ __forceinline__ void store_gradient(const float (&sums)[row_tiles][D 
         const int column = 8 * n + 2 * (lane % 4);
         const float* pair = &sums[t][n][2 * half];
         *reinterpret_cast<std::uint32_t*>(Tile<D>::at(staging, row, n) + column % 8) =
-            pack_bf16(column < to.content_dim ? to.scale * pair[0] : 0.0f, column + 1 < to.content_dim ? to.scale * pair[1] : 0.0f);
+            pack_bf16(column < to.content_dim ? to.scale * pair[0] : 0.0f,
+                      column + 1 < to.content_dim ? to.scale * pair[1] : 0.0f);
         if (to.lanes && first_row + row < to.count)
 #pragma unroll
           for (int i = 0; i < 2; ++i)
             if (const int r = column + i - to.content_dim; r >= 0 && r < to.lane_count)
-              to.lanes[static_cast<std::int64_t>(first_row + row) * to.lane_count + r] = to.lane_scale * pair[i];
+              to.lanes[static_cast<std::int64_t>(first_row + row) * to.lane_count + r] =
+                  to.lane_scale * pair[i];
       }
     }
   __syncwarp();
@@ -140,7 +153,8 @@ __device__ __forceinline__ void store_gradient(const float (&sums)[row_tiles][D 
   for (int i = lane; i < 16 * row_tiles * Tile<D>::chunks; i += 32) {
     const int row = i / Tile<D>::chunks, chunk = i % Tile<D>::chunks;
     if (first_row + row < to.count && chunk * 8 < to.head_dim)
-      Vector<bf16>::load(Tile<D>::at(staging, row, chunk)).store(to.rows + (first_row + row) * to.row_stride + chunk * 8);
+      Vector<bf16>::load(Tile<D>::at(staging, row, chunk))
+          .store(to.rows + (first_row + row) * to.row_stride + chunk * 8);
   }
 }
 

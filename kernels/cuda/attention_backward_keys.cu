@@ -1,27 +1,32 @@
-// Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q, and for the prior dU_j = sum_i S_ij and
-// dslope_j = sum_i S_ij (j - r_i), from S in fp32 before it is rounded for the matrix product. r_i is the middle of the queries which a warp takes in
-// the step of i: as rows of S add up to 0, sum_ij S_ij (r_i - i') is 0, and one sum a key and step gives both.
+// Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q, and for the prior
+// dU_j = sum_i S_ij and dslope_j = sum_i S_ij (j - r_i), from S in fp32 before it is rounded for the matrix
+// product. r_i is the middle of the queries which a warp takes in the step of i: as rows of S add up to 0,
+// sum_ij S_ij (r_i - i') is 0, and one sum a key and step gives both.
 //
-// A block owns a tile of keys of one head and walks over tiles of queries from the last one back to the diagonal, so that the tiles which need a
-// mask come last. It forms S^T = K Q^T and dP^T = V dO^T, keys in rows: the accumulators are then, as they are, the A operands of P^T dO and S^T Q.
-// K and V stay in shared memory; Q and dO, lse and delta of the next tile are fetched while this one is computed. Where two warps share keys and
-// halve the queries, their sums are added at the end, each pair in the same order.
+// A block owns a tile of keys of one head and walks over tiles of queries from the last one back to the
+// diagonal, so that the tiles which need a mask come last. It forms S^T = K Q^T and dP^T = V dO^T, keys in
+// rows: the accumulators are then, as they are, the A operands of P^T dO and S^T Q. K and V stay in shared
+// memory; Q and dO, lse and delta of the next tile are fetched while this one is computed. Where two warps
+// share keys and halve the queries, their sums are added at the end, each pair in the same order.
 //
-// Logits are relative to the block's first key: p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - key0)) - row_term_i), where
-// row_term_i = lse_i log2(e) + slope2 (i' - key0), slope2 = slope log2(e): the large parts of a distant query's slope and log-sum-exp cancel in
-// row_term. The accumulators of K Q^T begin at the slope's term, which is the same in every step.
+// Logits are relative to the block's first key: p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - key0)) -
+// row_term_i), where row_term_i = lse_i log2(e) + slope2 (i' - key0), slope2 = slope log2(e): the large parts
+// of a distant query's slope and log-sum-exp cancel in row_term. The accumulators of K Q^T begin at the
+// slope's term, which is the same in every step.
 //
-// Bytes a block: K and V once, Q and dO once per block of keys that sees them, dK and dV once. FLOPs a (query, key) pair: 8 D, or 10 D with dQ.
-// A step of `queries` queries for each warp, q = warp_queries, t = key_tiles:
+// Bytes a block: K and V once, Q and dO once per block of keys that sees them, dK and dV once. FLOPs a
+// (query, key) pair: 8 D, or 10 D with dQ. A step of `queries` queries for each warp, q = warp_queries, t =
+// key_tiles:
 //   mma           2 t (q/8) (D/16)  +  2 t (q/16) (D/8)             S^T and dP^T, dV and dK
 //   ldmatrix.x4   2 (t + q/16) (D/16)  +  2 (q/16) (D/16)
-//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4, and D/16 16-byte
-//     reductions a thread (4 D queries bytes a block), which come with the step after: S has two places in shared memory, and the one barrier a step
-//     makes it visible
+//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1
+//   + D/32) ldmatrix.x4, and D/16 16-byte
+//     reductions a thread (4 D queries bytes a block), which come with the step after: S has two places in
+//     shared memory, and the one barrier a step makes it visible
 //   copies        4 queries D bytes a block; 16-byte cp.async: queries D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of K and V (keys D / (4 threads)) and of the first Q and dO.
-// With dQ, its products stand there three times: in both steps, for the step before, and after the last. test/test_cuda_sass.py counts them in the
-// machine code.
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of K and V (keys D / (4
+// threads)) and of the first Q and dO. With dQ, its products stand there three times: in both steps, for the
+// step before, and after the last. test/test_cuda_sass.py counts them in the machine code.
 //   D = 32: HMMA 128, LDSM 48, LDGSTS 10
 //   D = 32, with dQ: HMMA 176, LDSM 96, LDGSTS 10
 //   D = 64: HMMA 256, LDSM 96, LDGSTS 20
@@ -38,11 +43,12 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each has a quarter of the queries.
+// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each
+// has a quarter of the queries.
 template <class Shape, bool with_dq>
 struct KeySums {
-  // The form with dQ has no registers left: where a thread has four keys, each of the four lanes takes the sums of one of them, row 8 (lane%4) +
-  // lane/4.
+  // The form with dQ has no registers left: where a thread has four keys, each of the four lanes takes the
+  // sums of one of them, row 8 (lane%4) + lane/4.
   static constexpr bool one_key = with_dq && Shape::key_tiles == 2;
   static constexpr int prior_keys = one_key ? 1 : 2 * Shape::key_tiles;
   float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
@@ -68,25 +74,30 @@ struct Place {
 
 // s becomes p. negative_row_terms: of this thread's first query on.
 template <class Shape>
-__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms, float scale2) {
+__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms,
+                                             float scale2) {
 #pragma unroll
   for (int n = 0; n < Shape::warp_queries / 8; ++n) {
     const float2 row_terms = *reinterpret_cast<const float2*>(negative_row_terms + 8 * n);
 #pragma unroll
     for (int t = 0; t < Shape::key_tiles; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[t][n][i] = exp2_approximate(fmaf(s[t][n][i], scale2, i % 2 ? row_terms.y : row_terms.x));
+      for (int i = 0; i < 4; ++i)
+        s[t][n][i] = exp2_approximate(fmaf(s[t][n][i], scale2, i % 2 ? row_terms.y : row_terms.x));
   }
 }
 
-// p = 0 where the key is absent or hidden from the query. first_lag = (this thread's first key) - (position of its first query).
+// p = 0 where the key is absent or hidden from the query. first_lag = (this thread's first key) - (position
+// of its first query).
 template <class Shape>
 __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
 #pragma unroll
   for (int t = 0; t < Shape::key_tiles; ++t)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = 16 * t + 8 * half, first_column = row >= keys_left ? Shape::queries : causal ? first_lag + row : 0;
+      const int row = 16 * t + 8 * half, first_column = row >= keys_left ? Shape::queries
+                                                        : causal         ? first_lag + row
+                                                                         : 0;
 #pragma unroll
       for (int n = 0; n < Shape::warp_queries / 8; ++n)
 #pragma unroll
@@ -119,7 +130,8 @@ __device__ __forceinline__ void add_prior(KeySums<Shape, with_dq>& sums, const S
     const int half = 2 * (row % 2);
     sum[row] = part[0][half] + part[0][half + 1];
 #pragma unroll
-    for (int n = 1; n < Shape::warp_queries / 8; ++n) sum[row] += part[n][half], sum[row] += part[n][half + 1];
+    for (int n = 1; n < Shape::warp_queries / 8; ++n)
+      sum[row] += part[n][half], sum[row] += part[n][half + 1];
   }
   if constexpr (KeySums<Shape, with_dq>::one_key) {
     const int lane = opaque(static_cast<int>(threadIdx.x));
@@ -138,7 +150,8 @@ __device__ __forceinline__ void add_prior(KeySums<Shape, with_dq>& sums, const S
 
 // S^T to shared memory, rounded to bf16 as for dK.
 template <class Shape>
-__device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, int warp_key, int warp_query, int lane) {
+__device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, int warp_key, int warp_query,
+                                       int lane) {
   using T = Tile<Shape::queries>;
 #pragma unroll
   for (int t = 0; t < Shape::key_tiles; ++t)
@@ -146,7 +159,8 @@ __device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, i
     for (int n = 0; n < Shape::warp_queries / 8; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<std::uint32_t*>(T::at(ds_tile, warp_key + 16 * t + 8 * half + lane / 4, warp_query / 8 + n) + 2 * (lane % 4)) =
+        *reinterpret_cast<std::uint32_t*>(
+            T::at(ds_tile, warp_key + 16 * t + 8 * half + lane / 4, warp_query / 8 + n) + 2 * (lane % 4)) =
             pack_bf16(ds[t][n][2 * half], ds[t][n][2 * half + 1]);
 }
 
@@ -181,9 +195,11 @@ __device__ __forceinline__ void multiply_ds(QuerySums<Shape::head_dim>& dq, bf16
 template <int D>
 __device__ __forceinline__ void add_to_workspace(const QuerySums<D>& dq, float* dq_sum, int tile) {
   const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
-  float* const to = dq_sum + static_cast<std::int64_t>(tile) * DqSums<D>::tile_elements + warp * (DqSums<D>::tile_elements / DqSums<D>::warps);
+  float* const to = dq_sum + static_cast<std::int64_t>(tile) * DqSums<D>::tile_elements +
+                    warp * (DqSums<D>::tile_elements / DqSums<D>::warps);
 #pragma unroll
-  for (int d = 0; d < DqSums<D>::fragments; ++d) WarpReduction::add(to + d * DqSums<D>::fragment_elements, dq[d], lane);
+  for (int d = 0; d < DqSums<D>::fragments; ++d)
+    WarpReduction::add(to + d * DqSums<D>::fragment_elements, dq[d], lane);
 }
 
 // A warp's accumulators in shared memory, for its partner.
@@ -193,7 +209,8 @@ __device__ __forceinline__ void put(const float (&sums)[tiles][width][4], float4
   for (int t = 0; t < tiles; ++t)
 #pragma unroll
     for (int n = 0; n < width; ++n)
-      place[(t * width + n) * 32 + threadIdx.x % 32] = make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
+      place[(t * width + n) * 32 + threadIdx.x % 32] =
+          make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
 }
 template <int tiles, int width>
 __device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4* place) {
@@ -206,9 +223,11 @@ __device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4
     }
 }
 
-// The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles` is free shared memory.
+// The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles`
+// is free shared memory.
 template <class Shape, bool with_dq>
-__device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, bf16* tiles, const GradientRows& dk, const GradientRows& dv,
+__device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, bf16* tiles,
+                                                 const GradientRows& dk, const GradientRows& dv,
                                                  int first_key, Place<Shape> place) {
   constexpr int D = Shape::head_dim, warp_elements = 16 * Shape::key_tiles * D;
   const int row = first_key + place.warp_key, warp = place.warp_key / (16 * Shape::key_tiles);
@@ -237,8 +256,9 @@ __device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, 
 
 // dkey_bias and dslope (either may be nullptr) of a head; `exchange` is free shared memory, two floats a key.
 template <class Shape, bool with_dq>
-__device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, float2* exchange, float* dkey_bias, float* dslope, int keys,
-                                             int first_key, Place<Shape> place) {
+__device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, float2* exchange,
+                                             float* dkey_bias, float* dslope, int keys, int first_key,
+                                             Place<Shape> place) {
   constexpr bool one_key = KeySums<Shape, with_dq>::one_key;
   constexpr int prior_keys = KeySums<Shape, with_dq>::prior_keys;
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
@@ -273,8 +293,8 @@ __device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, floa
     }
 }
 
-// grid (tiles of keys, the first, which most queries see, first; H; B): a head's tiles run side by side and share its Q and dO in L2.
-// prior: there is a slope, or its gradient or the key bias' is wanted.
+// grid (tiles of keys, the first, which most queries see, first; H; B): a head's tiles run side by side and
+// share its Q and dO in L2. prior: there is a slope, or its gradient or the key bias' is wanted.
 template <int D, Family family, bool prior, bool deterministic>
 __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     attention_backward_keys_kernel(const BackwardArguments<bf16> arguments, float scale2, float* dq_sum) {
@@ -284,31 +304,37 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     state_dynamic_shared<Shape::shared_bytes + (deterministic ? 0 : 2 * Shape::ds_bytes)>();
     bf16* const k_tile = dynamic_shared<bf16>();
     bf16* const v_tile = k_tile + keys * D;
-    bf16* const query_tiles = v_tile + keys * D;                                         // 2 x (Q, dO)
-    float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
+    bf16* const query_tiles = v_tile + keys * D;  // 2 x (Q, dO)
+    float* const query_terms =
+        reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
     float4* const slope_terms = reinterpret_cast<float4*>(query_terms + 4 * queries);
     bf16* const ds_tiles = reinterpret_cast<bf16*>(slope_terms + keys / 2);  // 2
 
     const Place<Shape> place(static_cast<int>(threadIdx.x));
-    const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key, warp_query = place.warp_query;
+    const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key,
+              warp_query = place.warp_query;
     const int offset = arguments.keys - arguments.queries;  // i' - i
-    const auto slope_now = [&] { return prior && arguments.slope ? arguments.slope[block_index_now(1)] : 0.0f; };
+    const auto slope_now = [&] {
+      return prior && arguments.slope ? arguments.slope[block_index_now(1)] : 0.0f;
+    };
 
     // Steps [full, steps) need no mask; steps below `first` see none of these keys.
     const int steps = (arguments.queries + queries - 1) / queries;
     const int first = arguments.causal ? max(first_key - offset, 0) / queries : 0;
     const int full = first_key + keys > arguments.keys ? steps
-                     : arguments.causal                ? (max(first_key + keys - 1 - offset, 0) + queries - 1) / queries
-                                                       : 0;
+                     : arguments.causal ? (max(first_key + keys - 1 - offset, 0) + queries - 1) / queries
+                                        : 0;
 
     // Opaque, here and below: addresses are made anew in every step, as registers are short.
     const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
       const int sequence = block_index_now(2), head = block_index_now(1);
       bf16* to = query_tiles + step % 2 * 2 * queries * D;
-      Tile<D>::template load<queries, Shape::threads, checked>(to, arguments.q.rows(sequence, head), arguments.q.row_stride, step * queries,
+      Tile<D>::template load<queries, Shape::threads, checked>(to, arguments.q.rows(sequence, head),
+                                                               arguments.q.row_stride, step * queries,
                                                                arguments.queries, arguments.head_dim);
-      Tile<D>::template load<queries, Shape::threads, checked>(to + queries * D, arguments.dout.rows(sequence, head), arguments.dout.row_stride,
-                                                               step * queries, arguments.queries, arguments.head_dim);
+      Tile<D>::template load<queries, Shape::threads, checked>(
+          to + queries * D, arguments.dout.rows(sequence, head), arguments.dout.row_stride, step * queries,
+          arguments.queries, arguments.head_dim);
       copy_async_commit();
     };
     // lse and delta take the way through registers: their rows are not aligned. An absent query has p = 0.
@@ -333,10 +359,12 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     KeySums<Shape, !deterministic> sums;
     const auto ds_tile_of = [&](int step) { return ds_tiles + step % 2 * keys * queries; };
     const auto workspace_tile = [&](int step) {
-      return (block_index_now(2) * arguments.heads + block_index_now(1)) * DqSums<D>::tiles(arguments.queries) + step;
+      return (block_index_now(2) * arguments.heads + block_index_now(1)) *
+                 DqSums<D>::tiles(arguments.queries) +
+             step;
     };
-    // Registers are short, and what ptxas spills decides: whether the next step's terms come and go at the beginning of a step, and whether the
-    // addresses of the last two products are made anew.
+    // Registers are short, and what ptxas spills decides: whether the next step's terms come and go at the
+    // beginning of a step, and whether the addresses of the last two products are made anew.
     constexpr bool early_terms = !deterministic && !prior, new_addresses = deterministic != prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
@@ -347,7 +375,8 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       copy_async_wait<0>();
       __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
       if (early_terms && step > first) fetch_terms(step - 1);
-      if (!deterministic && step + 1 < steps) add_dq(step + 1);  // S of the step before has become visible with the barrier
+      if (!deterministic && step + 1 < steps)
+        add_dq(step + 1);  // S of the step before has become visible with the barrier
       if (step > first) load(step - 1, std::false_type{});
       if (early_terms && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
@@ -355,13 +384,16 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       bf16* q_tile = query_tiles + step % 2 * 2 * queries * D;
       bf16* dout_tile = q_tile + queries * D;
       const float* terms = query_terms + step % 2 * 2 * queries + warp_query + 2 * (lane % 4);
-      const int row = warp_key + lane / 4, first_lag = block_index_now(0) * keys + row - (step * queries + warp_query + 2 * (lane % 4) + offset);
+      const int row = warp_key + lane / 4,
+                first_lag =
+                    block_index_now(0) * keys + row - (step * queries + warp_query + 2 * (lane % 4) + offset);
 
       Scores<Shape> p = {}, ds;
       if constexpr (prior) begin_at_row_terms(p, slope_terms, row);
       multiply_rows<D>(p, k_tile, warp_key, q_tile, warp_query, lanes);
       exponentiate<Shape>(p, terms, scale2);
-      if constexpr (masked) mask<Shape>(p, first_lag, arguments.keys - block_index_now(0) * keys - row, arguments.causal);
+      if constexpr (masked)
+        mask<Shape>(p, first_lag, arguments.keys - block_index_now(0) * keys - row, arguments.causal);
       begin_at<Shape>(ds, terms + queries);
       multiply_rows<D>(ds, v_tile, warp_key, dout_tile, warp_query, lanes);
 #pragma unroll
@@ -392,10 +424,12 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       if (!early_terms && step > first) store_terms(step - 1);
     };
 
-    Tile<D>::template load<keys, Shape::threads, true>(k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
-                                                       arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim);
-    Tile<D>::template load<keys, Shape::threads, true>(v_tile, arguments.v.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
-                                                       arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
+    Tile<D>::template load<keys, Shape::threads, true>(
+        k_tile, arguments.k.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
+        arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim);
+    Tile<D>::template load<keys, Shape::threads, true>(
+        v_tile, arguments.v.rows(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)),
+        arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
     if constexpr (prior) store_row_terms<keys>(slope_terms, slope_now() / arguments.scale);
     int step = steps - 1;
     load(step, std::true_type{});  // no other tile reaches beyond the queries
@@ -412,7 +446,8 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
 
     const Place<Shape> end(opaque(static_cast<int>(threadIdx.x)));
     const int sequence = block_index_now(2), head = block_index_now(1), end_key = block_index_now(0) * keys;
-    const std::int64_t key_scalar = (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.keys;
+    const std::int64_t key_scalar =
+        (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.keys;
     const GradientRows dk{arguments.dk.rows(sequence, head),
                           arguments.dk.row_stride,
                           arguments.keys,
@@ -422,10 +457,16 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
                           arguments.dk_lanes ? arguments.dk_lanes + key_scalar * arguments.lanes : nullptr,
                           arguments.lanes,
                           arguments.scale};
-    const GradientRows dv{arguments.dv.rows(sequence, head), arguments.dv.row_stride, arguments.keys, arguments.head_dim, arguments.head_dim, 1.0f};
+    const GradientRows dv{arguments.dv.rows(sequence, head),
+                          arguments.dv.row_stride,
+                          arguments.keys,
+                          arguments.head_dim,
+                          arguments.head_dim,
+                          1.0f};
     finish_gradients(sums, k_tile, dk, dv, end_key, end);
     if constexpr (prior)
-      finish_prior(sums, reinterpret_cast<float2*>(query_terms), arguments.dkey_bias ? arguments.dkey_bias + key_scalar : nullptr,
+      finish_prior(sums, reinterpret_cast<float2*>(query_terms),
+                   arguments.dkey_bias ? arguments.dkey_bias + key_scalar : nullptr,
                    arguments.dslope ? arguments.dslope + key_scalar : nullptr, arguments.keys, end_key, end);
   }
 }
@@ -434,15 +475,18 @@ template <int D, Family family>
 void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_sum, Stream stream) {
   using Shape = BackwardKeysTraits<D, family>;
   const bool prior = arguments.slope || arguments.dkey_bias || arguments.dslope;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.keys, Shape::keys)), static_cast<unsigned>(arguments.heads),
-                  static_cast<unsigned>(batch));
+  const dim3 grid(static_cast<unsigned>(divide_up(arguments.keys, Shape::keys)),
+                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
   const dim3 block(Shape::threads);
   if (!dq_sum) {
-    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, true> : attention_backward_keys_kernel<D, family, false, true>;
+    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, true>
+                              : attention_backward_keys_kernel<D, family, false, true>;
     enqueue(kernel, grid, block, Shape::shared_bytes, stream, arguments, arguments.scale * log2_e, nullptr);
   } else if constexpr (has_dq_form<D, family>) {
-    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, false> : attention_backward_keys_kernel<D, family, false, false>;
-    enqueue(kernel, grid, block, Shape::shared_bytes + 2 * Shape::ds_bytes, stream, arguments, arguments.scale * log2_e, dq_sum);
+    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, false>
+                              : attention_backward_keys_kernel<D, family, false, false>;
+    enqueue(kernel, grid, block, Shape::shared_bytes + 2 * Shape::ds_bytes, stream, arguments,
+            arguments.scale * log2_e, dq_sum);
   }
 }
 
@@ -450,16 +494,21 @@ void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_
 
 bool can_add_dq(int head_dim, Family family) {
   bool possible = false;
-  with_tile_shape(head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-    possible = has_dq_form<D, chosen>;
-  });
+  with_tile_shape(
+      head_dim, family,
+      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+        possible = has_dq_form<D, chosen>;
+      });
   return possible;
 }
 
-void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family, float* dq_sum, Stream stream) {
-  with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-    launch_keys<D, chosen>(arguments, batch, dq_sum, stream);
-  });
+void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                             float* dq_sum, Stream stream) {
+  with_tile_shape(
+      arguments.head_dim, family,
+      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+        launch_keys<D, chosen>(arguments, batch, dq_sum, stream);
+      });
 }
 
 }  // namespace goat::GOAT_TARGET

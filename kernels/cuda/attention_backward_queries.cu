@@ -1,19 +1,21 @@
-// Attention, backward, the pass over queries on tensor cores: dQ = scale S K, with no other block adding to it.
+// Attention, backward, the pass over queries on tensor cores: dQ = scale S K, with no other block adding to
+// it.
 //
-// A block owns `queries` rows of one head, each warp 16 * row_tiles of them, and walks over tiles of keys from the diagonal back, as the forward
-// pass does: the tiles that need a mask come first. S = Q K^T and dP = dO V^T are formed again; dS leaves the accumulators, rounded to bf16, as the
-// A operand of dS K. K and V of the next tile are copied while this one is computed.
+// A block owns `queries` rows of one head, each warp 16 * row_tiles of them, and walks over tiles of keys
+// from the diagonal back, as the forward pass does: the tiles that need a mask come first. S = Q K^T and dP =
+// dO V^T are formed again; dS leaves the accumulators, rounded to bf16, as the A operand of dS K. K and V of
+// the next tile are copied while this one is computed.
 //
-// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where j0 is the thread's first key of the tile and
-// row_term_i = lse_i log2(e) + slope2 (i' - j0): the slope costs one FMA a logit, by a constant.
+// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where j0 is the thread's first key of the tile
+// and row_term_i = lse_i log2(e) + slope2 (i' - j0): the slope costs one FMA a logit, by a constant.
 //
-// Bytes a block: Q and dO once, K and V once per block of queries that sees them, dQ once. FLOPs a (query, key) pair: 6 D.
-// A step of `keys` keys for each warp, t = row_tiles = 2:
+// Bytes a block: Q and dO once, K and V once per block of queries that sees them, dQ once. FLOPs a (query,
+// key) pair: 6 D. A step of `keys` keys for each warp, t = row_tiles = 2:
 //   mma           2 t (keys/8) (D/16)  +  t (keys/16) (D/8)          S and dP, dQ
 //   ldmatrix.x4   2 (t + keys/16) (D/16)  +  (keys/16) (D/16)
 //   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q and dO (queries D / (4 threads)) and of the first K and V.
-// test/test_cuda_sass.py counts them in the machine code.
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q and dO (queries D
+// / (4 threads)) and of the first K and V. test/test_cuda_sass.py counts them in the machine code.
 //   D = 32: HMMA 192, LDSM 64, LDGSTS 20
 //   D = 64, large_shared: HMMA 384, LDSM 128, LDGSTS 40
 //   D = 64, small_shared: HMMA 192, LDSM 80, LDGSTS 28
@@ -27,15 +29,18 @@ namespace {
 template <class Shape>
 using Scores = float[Shape::row_tiles][Shape::keys / 8][4];
 
-// s becomes p. lse2: lse log2(e) from the thread's first row on. first_lag: (position of that row) - (the thread's first key).
+// s becomes p. lse2: lse log2(e) from the thread's first row on. first_lag: (position of that row) - (the
+// thread's first key).
 template <class Shape, bool has_slope>
-__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2, float scale2, float slope2, int first_lag) {
+__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2, float scale2, float slope2,
+                                             int first_lag) {
 #pragma unroll
   for (int t = 0; t < Shape::row_tiles; ++t)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * t + 8 * half;
-      const float row_term = has_slope ? fmaf(slope2, static_cast<float>(first_lag + row), lse2[row]) : lse2[row];
+      const float row_term =
+          has_slope ? fmaf(slope2, static_cast<float>(first_lag + row), lse2[row]) : lse2[row];
 #pragma unroll
       for (int n = 0; n < Shape::keys / 8; ++n)
 #pragma unroll
@@ -64,9 +69,11 @@ __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_l
     }
 }
 
-// grid (tiles of queries, the last, which sees most keys, first; H; B): a head's tiles run side by side and share its K and V in L2.
+// grid (tiles of queries, the last, which sees most keys, first; H; B): a head's tiles run side by side and
+// share its K and V in L2.
 template <int D, Family family, bool has_slope>
-__global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, BackwardQueriesTraits<D, family>::blocks_per_multiprocessor)
+__global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
+                                  BackwardQueriesTraits<D, family>::blocks_per_multiprocessor)
     attention_backward_queries_kernel(const BackwardArguments<bf16> arguments, float scale2) {
   if constexpr (compiled_for<family>) {
     using Shape = BackwardQueriesTraits<D, family>;
@@ -87,32 +94,40 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
     const int last_query = min(first_query + queries, arguments.queries) - 1;
     const int seen = arguments.causal ? last_query + offset + 1 : arguments.keys;
     const int steps = (seen + keys - 1) / keys;
-    const int full = (arguments.causal ? min(first_query + offset + 1, seen) : seen) / keys;  // tiles [0, full) are seen whole by every query
+    const int full = (arguments.causal ? min(first_query + offset + 1, seen) : seen) /
+                     keys;  // tiles [0, full) are seen whole by every query
 
     // Opaque, here and below: addresses are made anew in every step, as registers are short.
     const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
       const int sequence = block_index_now(2), head = block_index_now(1);
       bf16* to = key_tiles + step % 2 * 2 * keys * D;
-      Tile<D>::template load<keys, Shape::threads, checked>(to, arguments.k.rows(sequence, head), arguments.k.row_stride, step * keys, arguments.keys,
-                                                            arguments.head_dim);
-      Tile<D>::template load<keys, Shape::threads, checked>(to + keys * D, arguments.v.rows(sequence, head), arguments.v.row_stride, step * keys,
+      Tile<D>::template load<keys, Shape::threads, checked>(to, arguments.k.rows(sequence, head),
+                                                            arguments.k.row_stride, step * keys,
+                                                            arguments.keys, arguments.head_dim);
+      Tile<D>::template load<keys, Shape::threads, checked>(to + keys * D, arguments.v.rows(sequence, head),
+                                                            arguments.v.row_stride, step * keys,
                                                             arguments.keys, arguments.head_dim);
       copy_async_commit();
     };
 
     const int block_sequence = static_cast<int>(blockIdx.z), block_head = static_cast<int>(blockIdx.y);
-    const auto head_rows = [&](int sequence, int head) { return (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries; };
-    Tile<D>::template load<queries, Shape::threads, true>(q_tile, arguments.q.rows(block_sequence, block_head), arguments.q.row_stride, first_query,
-                                                          arguments.queries, arguments.head_dim);
-    Tile<D>::template load<queries, Shape::threads, true>(dout_tile, arguments.dout.rows(block_sequence, block_head), arguments.dout.row_stride,
-                                                          first_query, arguments.queries, arguments.head_dim);
+    const auto head_rows = [&](int sequence, int head) {
+      return (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+    };
+    Tile<D>::template load<queries, Shape::threads, true>(
+        q_tile, arguments.q.rows(block_sequence, block_head), arguments.q.row_stride, first_query,
+        arguments.queries, arguments.head_dim);
+    Tile<D>::template load<queries, Shape::threads, true>(
+        dout_tile, arguments.dout.rows(block_sequence, block_head), arguments.dout.row_stride, first_query,
+        arguments.queries, arguments.head_dim);
     int step = steps - 1;
     load(step, std::true_type{});  // no other tile reaches beyond the keys
 
     static_assert(Shape::threads == queries);
     const std::int64_t first_scalar = head_rows(block_sequence, block_head);
     const int query = first_query + static_cast<int>(threadIdx.x);
-    row_lse2[threadIdx.x] = query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e : INFINITY;  // an absent query has p = 0
+    row_lse2[threadIdx.x] = query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e
+                                                      : INFINITY;  // an absent query has p = 0
     row_sum[threadIdx.x] = 0;
     row_delta[threadIdx.x] = query < arguments.queries ? arguments.delta[first_scalar + query] : 0.0f;
 
@@ -121,11 +136,13 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
       copy_async_wait<0>();
       __syncthreads();  // the tile has come, and nobody reads the one that the next copy overwrites
       if (tile > 0) load(tile - 1, std::false_type{});
-      const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp_row = warp_row_of(thread);
+      const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32,
+                warp_row = warp_row_of(thread);
       const typename Tile<D>::Lanes lanes(lane);
       bf16* k_tile = key_tiles + tile % 2 * 2 * keys * D;
       bf16* v_tile = k_tile + keys * D;
-      const int key = tile * keys + 2 * (lane % 4), first_lag = first_query_of(block_index_now(0)) + warp_row + lane / 4 + offset - key;
+      const int key = tile * keys + 2 * (lane % 4),
+                first_lag = first_query_of(block_index_now(0)) + warp_row + lane / 4 + offset - key;
 
       const float slope2 = has_slope ? arguments.slope[block_index_now(1)] * log2_e : 0.0f;
 
@@ -168,40 +185,49 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads, Bac
 
     const int sequence = block_index_now(2), head = block_index_now(1);
     __syncwarp();  // a warp's row sums are its own
-    // out was rounded, so that <dout, out> leaves rows of S that do not sum to 0. What is left belongs to delta; the pass over keys takes it
-    // corrected.
-    const int own = opaque(static_cast<int>(threadIdx.x)), own_query = first_query_of(block_index_now(0)) + own;
-    if (own_query < arguments.queries) arguments.delta[head_rows(sequence, head) + own_query] = row_delta[own] + row_sum[own];
-    const GradientRows to{arguments.dq.rows(sequence, head),
-                          arguments.dq.row_stride,
-                          arguments.queries,
-                          arguments.head_dim,
-                          arguments.content_dim,
-                          arguments.scale,
-                          arguments.dq_lanes ? arguments.dq_lanes + head_rows(sequence, head) * arguments.lanes : nullptr,
-                          arguments.lanes,
-                          1.0f};
+    // out was rounded, so that <dout, out> leaves rows of S that do not sum to 0. What is left belongs to
+    // delta; the pass over keys takes it corrected.
+    const int own = opaque(static_cast<int>(threadIdx.x)),
+              own_query = first_query_of(block_index_now(0)) + own;
+    if (own_query < arguments.queries)
+      arguments.delta[head_rows(sequence, head) + own_query] = row_delta[own] + row_sum[own];
+    const GradientRows to{
+        arguments.dq.rows(sequence, head),
+        arguments.dq.row_stride,
+        arguments.queries,
+        arguments.head_dim,
+        arguments.content_dim,
+        arguments.scale,
+        arguments.dq_lanes ? arguments.dq_lanes + head_rows(sequence, head) * arguments.lanes : nullptr,
+        arguments.lanes,
+        1.0f};
     const int row = warp_row_of(opaque(static_cast<int>(threadIdx.x)));
-    store_gradient<D>(dq, q_tile + row * D, to,
-                      first_query_of(block_index_now(0)) + row);  // these rows of the Q tile are read by this warp alone
+    store_gradient<D>(
+        dq, q_tile + row * D, to,
+        first_query_of(block_index_now(0)) + row);  // these rows of the Q tile are read by this warp alone
   }
 }
 
 template <int D, Family family>
 void launch_queries(const BackwardArguments<bf16>& arguments, int batch, Stream stream) {
   using Shape = BackwardQueriesTraits<D, family>;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Shape::queries)), static_cast<unsigned>(arguments.heads),
-                  static_cast<unsigned>(batch));
-  const auto kernel = arguments.slope ? attention_backward_queries_kernel<D, family, true> : attention_backward_queries_kernel<D, family, false>;
-  enqueue(kernel, grid, dim3(Shape::threads), Shape::shared_bytes, stream, arguments, arguments.scale * log2_e);
+  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Shape::queries)),
+                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
+  const auto kernel = arguments.slope ? attention_backward_queries_kernel<D, family, true>
+                                      : attention_backward_queries_kernel<D, family, false>;
+  enqueue(kernel, grid, dim3(Shape::threads), Shape::shared_bytes, stream, arguments,
+          arguments.scale * log2_e);
 }
 
 }  // namespace
 
-void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family, Stream stream) {
-  with_tile_shape(arguments.head_dim, family, [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-    launch_queries<D, chosen>(arguments, batch, stream);
-  });
+void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                                Stream stream) {
+  with_tile_shape(
+      arguments.head_dim, family,
+      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+        launch_queries<D, chosen>(arguments, batch, stream);
+      });
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -1,5 +1,6 @@
-// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks; every group of threads walks its keys with
-// an online softmax of its own, and what the groups, warps and blocks have gathered is merged in a fixed order.
+// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks;
+// every group of threads walks its keys with an online softmax of its own, and what the groups, warps and
+// blocks have gathered is merged in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -13,13 +14,17 @@ namespace {
 constexpr int warps = 4, threads = 32 * warps;
 constexpr int keys_at_once = 4;  // whose rows a group has under way
 
-// A group of `lanes` threads shares a key; a thread has `chunks` vectors of 16 bytes of its row: lane, lane + lanes, ...
+// A group of `lanes` threads shares a key; a thread has `chunks` vectors of 16 bytes of its row: lane, lane +
+// lanes, ...
 template <class T, int D>
 struct DecodeShape {
-  static constexpr int size = Vector<T>::size, lanes = D / size < 32 ? D / size : 32, chunks = D / size / lanes, width = size * chunks;
+  static constexpr int size = Vector<T>::size, lanes = D / size < 32 ? D / size : 32,
+                       chunks = D / size / lanes, width = size * chunks;
   static constexpr int groups = 32 / lanes;  // of a warp
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % lanes; }
-  static __device__ __forceinline__ int coordinate(int i) { return (lane() + i / size * lanes) * size + i % size; }
+  static __device__ __forceinline__ int coordinate(int i) {
+    return (lane() + i / size * lanes) * size + i % size;
+  }
 };
 
 // This thread's coordinates of a row, zeros from head_dim on and where there is no row.
@@ -47,7 +52,9 @@ struct RowPart {
 };
 
 // exp(x - maximum), 0 for x = -infinity even where nothing has been gathered yet.
-__device__ __forceinline__ float weight_of(float x, float maximum) { return x == -INFINITY ? 0.0f : expf(x - maximum); }
+__device__ __forceinline__ float weight_of(float x, float maximum) {
+  return x == -INFINITY ? 0.0f : expf(x - maximum);
+}
 
 // The softmax of some keys: the sum of exp(z - maximum), alone and with the rows of v as factors.
 template <int width>
@@ -55,7 +62,8 @@ struct Part {
   float maximum = -INFINITY, sum = 0, out[width] = {};
 
   // this <- this * own + other * weight
-  __device__ __forceinline__ void combine(float own, float weight, float other_sum, const float (&other_out)[width]) {
+  __device__ __forceinline__ void combine(float own, float weight, float other_sum,
+                                          const float (&other_out)[width]) {
     sum = own * sum + weight * other_sum;
 #pragma unroll
     for (int i = 0; i < width; ++i) out[i] = own * out[i] + weight * other_out[i];
@@ -78,29 +86,35 @@ __device__ __forceinline__ void merge_groups(Part<Shape::width>& part) {
   }
 }
 
-// The parts of all splits in scratch memory, f32: maximum and sum [B, H, T_q, splits], out [B, H, T_q, splits, d_h].
+// The parts of all splits in scratch memory, f32: maximum and sum [B, H, T_q, splits], out [B, H, T_q,
+// splits, d_h].
 struct DecodeParts {
   float *maximum, *sum, *out;
   int splits, keys_per_split;
 
-  // About 512 blocks, but at least 128 keys a block and no more parts than are quickly merged. Depends on nothing but the shape.
+  // About 512 blocks, but at least 128 keys a block and no more parts than are quickly merged. Depends on
+  // nothing but the shape.
   DecodeParts(void* memory, int batch, int heads, int queries, int keys) {
-    const std::int64_t wanted = std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
+    const std::int64_t wanted =
+        std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
     keys_per_split = static_cast<int>(std::max<std::int64_t>(128, divide_up(keys, wanted)));
     splits = static_cast<int>(divide_up(keys, keys_per_split));
     maximum = static_cast<float*>(memory);
     sum = maximum + count(batch, heads, queries);
     out = sum + count(batch, heads, queries);
   }
-  std::int64_t count(int batch, int heads, int queries) const { return std::int64_t{batch} * heads * queries * splits; }
+  std::int64_t count(int batch, int heads, int queries) const {
+    return std::int64_t{batch} * heads * queries * splits;
+  }
 };
 
-// Takes the keys `key`, key + stride, .. (keys_at_once of them, those before `end`) into the parts of all queries. `lead` leads from a query's row to
-// its position. Called by whole warps.
+// Takes the keys `key`, key + stride, .. (keys_at_once of them, those before `end`) into the parts of all
+// queries. `lead` leads from a query's row to its position. Called by whole warps.
 template <class Shape, int queries, class T>
-__device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries], const float (&q)[queries][Shape::width],
-                                          const ForwardArguments<T>& arguments, const T* k, const T* v, float slope, int key, int stride, int end,
-                                          bool aligned) {
+__device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries],
+                                          const float (&q)[queries][Shape::width],
+                                          const ForwardArguments<T>& arguments, const T* k, const T* v,
+                                          float slope, int key, int stride, int end, bool aligned) {
   using Row = RowPart<Shape, T>;
   const auto row = [&](const T* rows, std::int64_t row_stride, int n) {
     const int at = key + n * stride;
@@ -108,8 +122,10 @@ __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries], 
   };
   static_assert(keys_at_once == 4);
   const std::int64_t k_stride = arguments.k.row_stride, v_stride = arguments.v.row_stride;
-  const Row k_rows[keys_at_once] = {row(k, k_stride, 0), row(k, k_stride, 1), row(k, k_stride, 2), row(k, k_stride, 3)};
-  const Row v_rows[keys_at_once] = {row(v, v_stride, 0), row(v, v_stride, 1), row(v, v_stride, 2), row(v, v_stride, 3)};
+  const Row k_rows[keys_at_once] = {row(k, k_stride, 0), row(k, k_stride, 1), row(k, k_stride, 2),
+                                    row(k, k_stride, 3)};
+  const Row v_rows[keys_at_once] = {row(v, v_stride, 0), row(v, v_stride, 1), row(v, v_stride, 2),
+                                    row(v, v_stride, 3)};
 #pragma unroll
   for (int query = 0; query < queries; ++query) {
     const int position = query + arguments.keys - arguments.queries;
@@ -121,7 +137,8 @@ __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries], 
 #pragma unroll
       for (int i = 0; i < Shape::width; ++i) product += q[query][i] * k_rows[n][i];
 #pragma unroll
-      for (int offset = Shape::lanes / 2; offset > 0; offset /= 2) product += __shfl_xor_sync(all_lanes, product, offset);
+      for (int offset = Shape::lanes / 2; offset > 0; offset /= 2)
+        product += __shfl_xor_sync(all_lanes, product, offset);
       const int at = key + n * stride;
       const bool seen = at < end && (!arguments.causal || at <= position);
       logit[n] = seen ? product * arguments.scale + slope * static_cast<float>(at - position) : -INFINITY;
@@ -142,9 +159,11 @@ __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries], 
   }
 }
 
-// Writes one query's part of one split, merged over the warps of the block. `row` is its place in [B, H, T_q, splits].
+// Writes one query's part of one split, merged over the warps of the block. `row` is its place in [B, H, T_q,
+// splits].
 template <class Shape, int D>
-__device__ __forceinline__ void store_part(Part<Shape::width>& part, const DecodeParts& parts, std::int64_t row, int head_dim) {
+__device__ __forceinline__ void store_part(Part<Shape::width>& part, const DecodeParts& parts,
+                                           std::int64_t row, int head_dim) {
   GOAT_SHARED(maximum, float[warps]);
   GOAT_SHARED(sum, float[warps]);
   GOAT_SHARED(out, float[warps][D]);
@@ -177,7 +196,8 @@ __device__ __forceinline__ void store_part(Part<Shape::width>& part, const Decod
 
 // grid (splits, H, B). `queries` is T_q, or more.
 template <class T, int D, int queries>
-__global__ void __launch_bounds__(threads) split_kernel(const ForwardArguments<T> arguments, const DecodeParts parts, bool aligned) {
+__global__ void __launch_bounds__(threads)
+    split_kernel(const ForwardArguments<T> arguments, const DecodeParts parts, bool aligned) {
   using Shape = DecodeShape<T, D>;
   constexpr int stride = warps * Shape::groups;
   const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -186,7 +206,8 @@ __global__ void __launch_bounds__(threads) split_kernel(const ForwardArguments<T
   float q[queries][Shape::width];
 #pragma unroll
   for (int query = 0; query < queries; ++query) {
-    const RowPart<Shape, T> row(q_rows + query * arguments.q.row_stride, query < arguments.queries, arguments.head_dim, aligned);
+    const RowPart<Shape, T> row(q_rows + query * arguments.q.row_stride, query < arguments.queries,
+                                arguments.head_dim, aligned);
 #pragma unroll
     for (int i = 0; i < Shape::width; ++i) q[query][i] = row[i];
   }
@@ -199,17 +220,22 @@ __global__ void __launch_bounds__(threads) split_kernel(const ForwardArguments<T
   for (int key = first; key < end; key += keys_at_once * stride)
     take_keys<Shape, queries>(gathered, q, arguments, k, v, slope, key + group, stride, end, aligned);
 
-  const std::int64_t head_row = (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+  const std::int64_t head_row =
+      (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
 #pragma unroll
   for (int query = 0; query < queries; ++query)
-    if (query < arguments.queries) store_part<Shape, D>(gathered[query], parts, (head_row + query) * parts.splits + split, arguments.head_dim);
+    if (query < arguments.queries)
+      store_part<Shape, D>(gathered[query], parts, (head_row + query) * parts.splits + split,
+                           arguments.head_dim);
 }
 
 // grid (T_q, H, B): out and lse of one query from its parts.
 template <class T>
-__global__ void __launch_bounds__(threads) merge_kernel(const ForwardArguments<T> arguments, const DecodeParts parts) {
+__global__ void __launch_bounds__(threads)
+    merge_kernel(const ForwardArguments<T> arguments, const DecodeParts parts) {
   const int query = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  const std::int64_t row = (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries + query;
+  const std::int64_t row =
+      (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries + query;
   const float *maximum = parts.maximum + row * parts.splits, *sum = parts.sum + row * parts.splits;
   const float* out = parts.out + row * parts.splits * arguments.head_dim;
   float largest = maximum[0];
@@ -231,21 +257,25 @@ __global__ void __launch_bounds__(threads) merge_kernel(const ForwardArguments<T
 }  // namespace
 
 std::size_t decode_scratch_bytes(int batch, int heads, int queries, int keys, int head_dim) {
-  return static_cast<std::size_t>(DecodeParts(nullptr, batch, heads, queries, keys).count(batch, heads, queries)) *
+  return static_cast<std::size_t>(
+             DecodeParts(nullptr, batch, heads, queries, keys).count(batch, heads, queries)) *
          (2 + static_cast<std::size_t>(head_dim)) * sizeof(float);
 }
 
 // Reads k and v once, and writes and reads the parts: (d_h + 2) floats for each 128 keys or more.
 template <class T>
 void attention_decode(const ForwardArguments<T>& arguments, int batch, void* memory, Stream stream) {
-  if (arguments.queries > decode_queries) throw std::invalid_argument("attention_decode: more than 4 queries");
+  if (arguments.queries > decode_queries)
+    throw std::invalid_argument("attention_decode: more than 4 queries");
   const DecodeParts parts(memory, batch, arguments.heads, arguments.queries, arguments.keys);
   const unsigned heads = static_cast<unsigned>(arguments.heads), sequences = static_cast<unsigned>(batch);
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
     const auto kernel = arguments.queries == 1 ? split_kernel<T, D, 1> : split_kernel<T, D, decode_queries>;
-    enqueue(kernel, dim3(static_cast<unsigned>(parts.splits), heads, sequences), dim3(threads), 0, stream, arguments, parts, arguments.aligned());
+    enqueue(kernel, dim3(static_cast<unsigned>(parts.splits), heads, sequences), dim3(threads), 0, stream,
+            arguments, parts, arguments.aligned());
   });
-  enqueue(merge_kernel<T>, dim3(static_cast<unsigned>(arguments.queries), heads, sequences), dim3(threads), 0, stream, arguments, parts);
+  enqueue(merge_kernel<T>, dim3(static_cast<unsigned>(arguments.queries), heads, sequences), dim3(threads), 0,
+          stream, arguments, parts);
 }
 template void attention_decode(const ForwardArguments<float>&, int, void*, Stream);
 template void attention_decode(const ForwardArguments<bf16>&, int, void*, Stream);

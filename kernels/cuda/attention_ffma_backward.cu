@@ -1,5 +1,6 @@
-// Attention backward in fp32 arithmetic, p recomputed from lse. One kernel owns keys and walks over the queries (dk, dv, dkey_bias, dslope), the
-// other owns queries and walks over the keys (dq): every sum has one owner and a fixed order, at the cost of computing s and dp twice.
+// Attention backward in fp32 arithmetic, p recomputed from lse. One kernel owns keys and walks over the
+// queries (dk, dv, dkey_bias, dslope), the other owns queries and walks over the keys (dq): every sum has one
+// owner and a fixed order, at the cost of computing s and dp twice.
 #include <cmath>
 
 #include "kernels/cuda/attention_ffma.cuh"
@@ -21,7 +22,8 @@ using BackwardShape = FfmaShape<D, D <= 128 ? 4 : 2,
 template <int D>
 struct BackwardTile : BackwardShape<D> {
   using Shape = BackwardShape<D>;
-  static constexpr int shared_bytes = 4 * (2 * Shape::row_floats + 2 * Shape::column_floats + Shape::weight_floats);
+  static constexpr int shared_bytes =
+      4 * (2 * Shape::row_floats + 2 * Shape::column_floats + Shape::weight_floats);
   static_assert(shared_bytes <= 99 * 1024);
 };
 
@@ -36,7 +38,8 @@ __device__ __forceinline__ void clear(Accumulators<Tile>& sums) {
 // p and S of one logit from s = <q, k> and dp = <dout, v>.
 struct LogitGradient {
   float p, ds;
-  __device__ __forceinline__ LogitGradient(float s, float dp, float scale, float slope, float lag, float lse, float delta, bool seen) {
+  __device__ __forceinline__ LogitGradient(float s, float dp, float scale, float slope, float lag, float lse,
+                                           float delta, bool seen) {
     const float logit = s * scale + slope * lag;
     p = seen ? expf(logit - lse) : 0.0f;
     ds = seen ? p * (dp - delta) : 0.0f;
@@ -46,12 +49,16 @@ struct LogitGradient {
 // The block's shared memory.
 template <class Tile>
 struct BackwardMemory {
-  float *rows = dynamic_shared<float>(), *row_partners = rows + Tile::row_floats;  // k and v of the owned keys, or q and dout of the owned queries
-  float *columns = row_partners + Tile::row_floats, *column_partners = columns + Tile::column_floats;  // the others
+  float *rows = dynamic_shared<float>(),
+        *row_partners =
+            rows + Tile::row_floats;  // k and v of the owned keys, or q and dout of the owned queries
+  float *columns = row_partners + Tile::row_floats,
+        *column_partners = columns + Tile::column_floats;  // the others
   float* weights = column_partners + Tile::column_floats;
 };
 
-// Where the gradients of one row of q or k go: content times scale, zeros to the lanes, whose gradients times lane_scale go to `lanes`, if wanted.
+// Where the gradients of one row of q or k go: content times scale, zeros to the lanes, whose gradients times
+// lane_scale go to `lanes`, if wanted.
 template <class T>
 struct GradientRows {
   T* rows;
@@ -61,10 +68,13 @@ struct GradientRows {
   float scale, lane_scale;
   bool aligned;
 
-  __device__ __forceinline__ GradientRows(const BackwardArguments<T>& arguments, const Heads<T>& heads, float* lane_memory, int length,
-                                          float scale_of_lanes, int sequence, int head, bool is_aligned)
+  __device__ __forceinline__ GradientRows(const BackwardArguments<T>& arguments, const Heads<T>& heads,
+                                          float* lane_memory, int length, float scale_of_lanes, int sequence,
+                                          int head, bool is_aligned)
       : rows(heads.rows(sequence, head)),
-        lanes(lane_memory ? lane_memory + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * length * arguments.lanes : nullptr),
+        lanes(lane_memory ? lane_memory + (static_cast<std::int64_t>(sequence) * arguments.heads + head) *
+                                              length * arguments.lanes
+                          : nullptr),
         stride(heads.row_stride),
         content_dim(arguments.content_dim),
         head_dim(arguments.head_dim),
@@ -80,31 +90,35 @@ struct GradientRows {
     for (int i = 0; i < 4; ++i) {
       const int lane = c + i - content_dim;
       if (lane < 0) continue;
-      if (lanes && lane < lane_count) lanes[static_cast<std::int64_t>(row) * lane_count + lane] = lane_scale * four[i];
+      if (lanes && lane < lane_count)
+        lanes[static_cast<std::int64_t>(row) * lane_count + lane] = lane_scale * four[i];
       four[i] = 0;
     }
-    store_four(rows + row * stride + c, make_float4(four[0], four[1], four[2], four[3]), scale, head_dim - c, aligned);
+    store_four(rows + row * stride + c, make_float4(four[0], four[1], four[2], four[3]), scale, head_dim - c,
+               aligned);
   }
 };
 
-// One block is stated, else ptxas keeps to fewer registers than there are and spills (sm_120); registers and memory often hold two.
-// grid (B H, blocks of keys, the first first: most queries see them)
+// One block is stated, else ptxas keeps to fewer registers than there are and spills (sm_120); registers and
+// memory often hold two. grid (B H, blocks of keys, the first first: most queries see them)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
+    keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
-  const int first_key = blockIdx.y * Tile::rows, warp_key = first_key + Tile::warp_row(), thread_key = warp_key + thread_row();
+  const int first_key = blockIdx.y * Tile::rows, warp_key = first_key + Tile::warp_row(),
+            thread_key = warp_key + thread_row();
   const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const std::int64_t query_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.queries;
   const float *lse = arguments.lse + query_rows, *delta = arguments.delta + query_rows;
   const T *q = arguments.q.rows(sequence, head), *dout = arguments.dout.rows(sequence, head);
-  load_rows<Tile, Tile::rows>(memory.rows, arguments.k.rows(sequence, head), arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim,
-                              aligned);
-  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.v.rows(sequence, head), arguments.v.row_stride, first_key, arguments.keys,
-                              arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.rows, arguments.k.rows(sequence, head), arguments.k.row_stride,
+                              first_key, arguments.keys, arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.v.rows(sequence, head), arguments.v.row_stride,
+                              first_key, arguments.keys, arguments.head_dim, aligned);
 
   Accumulators<Tile> dk, dv;
   clear<Tile>(dk);
@@ -114,12 +128,14 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const
 #pragma unroll 1
   for (int first_query = start; first_query < arguments.queries; first_query += Tile::columns) {
     __syncthreads();
-    load_rows<Tile, Tile::columns>(memory.columns, q, arguments.q.row_stride, first_query, arguments.queries, arguments.head_dim, aligned);
-    load_rows<Tile, Tile::columns>(memory.column_partners, dout, arguments.dout.row_stride, first_query, arguments.queries, arguments.head_dim,
-                                   aligned);
+    load_rows<Tile, Tile::columns>(memory.columns, q, arguments.q.row_stride, first_query, arguments.queries,
+                                   arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(memory.column_partners, dout, arguments.dout.row_stride, first_query,
+                                   arguments.queries, arguments.head_dim, aligned);
     __syncthreads();
-    if (warp_key >= arguments.keys || (arguments.causal && warp_key >= first_query + Tile::columns + lead)) continue;  // the same in the whole warp
-    Scores<Tile> p, ds;                                                                                                // first s and dp
+    if (warp_key >= arguments.keys || (arguments.causal && warp_key >= first_query + Tile::columns + lead))
+      continue;          // the same in the whole warp
+    Scores<Tile> p, ds;  // first s and dp
     multiply_rows<Tile>(p, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
 #pragma unroll
@@ -130,8 +146,8 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const
 #pragma unroll
       for (int i = 0; i < Tile::row_count; ++i) {
         const int lag = thread_key + 4 * i - (query + lead);
-        const LogitGradient gradient(p[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag), query_lse, query_delta,
-                                     exists && (!arguments.causal || lag <= 0));
+        const LogitGradient gradient(p[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag),
+                                     query_lse, query_delta, exists && (!arguments.causal || lag <= 0));
         p[i][j] = gradient.p;
         ds[i][j] = gradient.ds;
         bias_sum[i] += gradient.ds;
@@ -147,7 +163,8 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const
     multiply_weights<Tile>(dk, memory.weights, memory.columns);
   }
 
-  const GradientRows<T> dk_rows(arguments, arguments.dk, arguments.dk_lanes, arguments.keys, arguments.scale, sequence, head, aligned);
+  const GradientRows<T> dk_rows(arguments, arguments.dk, arguments.dk_lanes, arguments.keys, arguments.scale,
+                                sequence, head, aligned);
   T* const dv_rows = arguments.dv.rows(sequence, head);
   const std::int64_t key_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.keys;
 #pragma unroll
@@ -163,26 +180,30 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) keys_kernel(const
     for (int k = 0; k < Tile::vectors; ++k) {
       const int c = 4 * thread_column() + 32 * k;
       dk_rows.store(key, c, dk[i][k]);
-      store_four(dv_rows + key * arguments.dv.row_stride + c, dv[i][k], 1.0f, arguments.head_dim - c, aligned);
+      store_four(dv_rows + key * arguments.dv.row_stride + c, dv[i][k], 1.0f, arguments.head_dim - c,
+                 aligned);
     }
   }
 }
 
 // grid (B H, blocks of queries, the last first: they see most keys)
 template <class T, int D>
-__global__ void __launch_bounds__(BackwardTile<D>::threads, 1) queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
+    queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
-  const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows, warp_query = first_query + Tile::warp_row();
+  const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows,
+            warp_query = first_query + Tile::warp_row();
   const int thread_query = warp_query + thread_row(), lead = arguments.keys - arguments.queries;
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
-  load_rows<Tile, Tile::rows>(memory.rows, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query, arguments.queries,
-                              arguments.head_dim, aligned);
-  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.dout.rows(sequence, head), arguments.dout.row_stride, first_query, arguments.queries,
-                              arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.rows, arguments.q.rows(sequence, head), arguments.q.row_stride,
+                              first_query, arguments.queries, arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.dout.rows(sequence, head),
+                              arguments.dout.row_stride, first_query, arguments.queries, arguments.head_dim,
+                              aligned);
 
   float lse[Tile::row_count], delta[Tile::row_count];
 #pragma unroll
@@ -198,10 +219,14 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) queries_kernel(co
 #pragma unroll 1
   for (int first_key = 0; first_key < seen; first_key += Tile::columns) {
     __syncthreads();
-    load_rows<Tile, Tile::columns>(memory.columns, k, arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
-    load_rows<Tile, Tile::columns>(memory.column_partners, v, arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(memory.columns, k, arguments.k.row_stride, first_key, arguments.keys,
+                                   arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(memory.column_partners, v, arguments.v.row_stride, first_key,
+                                   arguments.keys, arguments.head_dim, aligned);
     __syncthreads();
-    if (warp_query >= arguments.queries || (arguments.causal && first_key >= warp_query + Tile::rows_of_warp + lead)) continue;
+    if (warp_query >= arguments.queries ||
+        (arguments.causal && first_key >= warp_query + Tile::rows_of_warp + lead))
+      continue;
     Scores<Tile> s, ds;  // ds: first dp
     multiply_rows<Tile>(s, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
@@ -210,8 +235,8 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) queries_kernel(co
 #pragma unroll
       for (int j = 0; j < Tile::column_count; ++j) {
         const int key = first_key + thread_column() + 8 * j, lag = key - (thread_query + 4 * i + lead);
-        ds[i][j] = LogitGradient(s[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag), lse[i], delta[i],
-                                 key < arguments.keys && (!arguments.causal || lag <= 0))
+        ds[i][j] = LogitGradient(s[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag), lse[i],
+                                 delta[i], key < arguments.keys && (!arguments.causal || lag <= 0))
                        .ds;
       }
     store_weights<Tile>(memory.weights, ds);
@@ -219,24 +244,27 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1) queries_kernel(co
     multiply_weights<Tile>(dq, memory.weights, memory.columns);
   }
 
-  const GradientRows<T> dq_rows(arguments, arguments.dq, arguments.dq_lanes, arguments.queries, 1.0f, sequence, head, aligned);
+  const GradientRows<T> dq_rows(arguments, arguments.dq, arguments.dq_lanes, arguments.queries, 1.0f,
+                                sequence, head, aligned);
 #pragma unroll
   for (int i = 0; i < Tile::row_count; ++i)
 #pragma unroll
     for (int k_index = 0; k_index < Tile::vectors; ++k_index)
-      if (thread_query + 4 * i < arguments.queries) dq_rows.store(thread_query + 4 * i, 4 * thread_column() + 32 * k_index, dq[i][k_index]);
+      if (thread_query + 4 * i < arguments.queries)
+        dq_rows.store(thread_query + 4 * i, 4 * thread_column() + 32 * k_index, dq[i][k_index]);
 }
 
 }  // namespace
 
-// Writes dq, dk, dv and the optional gradients once; reads q and dout once for each block of keys, k and v once for each block of queries (from L2,
-// mostly). delta must have been computed.
+// Writes dq, dk, dv and the optional gradients once; reads q and dout once for each block of keys, k and v
+// once for each block of queries (from L2, mostly). delta must have been computed.
 template <class T>
 void attention_backward_ffma(const BackwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
     using Tile = BackwardTile<D>;
     const auto run = [&](auto kernel, int length) {
-      const dim3 grid(static_cast<unsigned>(batch * arguments.heads), static_cast<unsigned>(divide_up(length, Tile::rows)));
+      const dim3 grid(static_cast<unsigned>(batch * arguments.heads),
+                      static_cast<unsigned>(divide_up(length, Tile::rows)));
       enqueue(kernel, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments, arguments.aligned());
     };
     run(keys_kernel<T, D>, arguments.keys);

@@ -1,4 +1,5 @@
-// Attention forward in fp32 arithmetic: tiles of queries against tiles of keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
+// Attention forward in fp32 arithmetic: tiles of queries against tiles of keys with an online softmax
+// (Milakov & Gimelshein 2018; Dao et al. 2022).
 #include <cmath>
 
 #include "kernels/cuda/attention_ffma.cuh"
@@ -19,7 +20,8 @@ struct ForwardTile : FfmaShape<D, 4, 4, D <= 128 ? 4 : 2> {
   static_assert(shared_bytes <= 99 * 1024);
 };
 
-// What a thread keeps of its rows: out before it is divided by the sum, of which it has the part of its own columns.
+// What a thread keeps of its rows: out before it is divided by the sum, of which it has the part of its own
+// columns.
 template <class Tile>
 struct SoftmaxRows {
   Accumulators<Tile> out;
@@ -35,9 +37,10 @@ struct SoftmaxRows {
     }
   }
 
-  // scores <- p = exp(z - maximum), where key j of row i is seen if first_key + 8j <= last[i]. `first_key` is the thread's first key, position the
-  // row's i'. Scales what was added up before to the new maximum.
-  __device__ __forceinline__ void take(Scores<Tile>& scores, float scale, float slope, int first_key, int position, int last_key, bool causal) {
+  // scores <- p = exp(z - maximum), where key j of row i is seen if first_key + 8j <= last[i]. `first_key` is
+  // the thread's first key, position the row's i'. Scales what was added up before to the new maximum.
+  __device__ __forceinline__ void take(Scores<Tile>& scores, float scale, float slope, int first_key,
+                                       int position, int last_key, bool causal) {
 #pragma unroll
     for (int i = 0; i < Tile::row_count; ++i) {
       const int place = position + 4 * i, last = causal ? min(place, last_key) : last_key;
@@ -72,9 +75,11 @@ struct SoftmaxRows {
 
   // `first_row` is the thread's first query.
   template <class T>
-  __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, int sequence, int head, int first_row, bool aligned) const {
+  __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, int sequence, int head,
+                                        int first_row, bool aligned) const {
     T* const rows = arguments.out.rows(sequence, head);
-    float* const lse = arguments.lse + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+    float* const lse =
+        arguments.lse + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
 #pragma unroll
     for (int i = 0; i < Tile::row_count; ++i) {
       const int row = first_row + 4 * i;
@@ -84,7 +89,8 @@ struct SoftmaxRows {
 #pragma unroll
       for (int k = 0; k < Tile::vectors; ++k) {
         const int c = 4 * thread_column() + 32 * k;
-        const float4 mean = make_float4(out[i][k].x / total, out[i][k].y / total, out[i][k].z / total, out[i][k].w / total);
+        const float4 mean =
+            make_float4(out[i][k].x / total, out[i][k].y / total, out[i][k].z / total, out[i][k].w / total);
         store_four(rows + row * arguments.out.row_stride + c, mean, 1.0f, arguments.head_dim - c, aligned);
       }
     }
@@ -93,7 +99,8 @@ struct SoftmaxRows {
 
 // grid (B H, blocks of queries, the last first: they see most keys)
 template <class T, int D>
-__global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks) forward_kernel(const ForwardArguments<T> arguments, bool aligned) {
+__global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks)
+    forward_kernel(const ForwardArguments<T> arguments, bool aligned) {
   using Tile = ForwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   float* const q_tile = dynamic_shared<float>();
@@ -109,22 +116,27 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
   const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
 
   SoftmaxRows<Tile> rows;
-  load_rows<Tile, Tile::rows>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query, arguments.queries, arguments.head_dim,
-                              aligned);
+  load_rows<Tile, Tile::rows>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query,
+                              arguments.queries, arguments.head_dim, aligned);
 #pragma unroll 1
-  for (int first_key = (seen - 1) / Tile::columns * Tile::columns; first_key >= 0; first_key -= Tile::columns) {
-    const bool sees = warp_query < arguments.queries && (!arguments.causal || first_key < warp_query + Tile::rows_of_warp + lead);
+  for (int first_key = (seen - 1) / Tile::columns * Tile::columns; first_key >= 0;
+       first_key -= Tile::columns) {
+    const bool sees = warp_query < arguments.queries &&
+                      (!arguments.causal || first_key < warp_query + Tile::rows_of_warp + lead);
     __syncthreads();  // nobody reads V any more
-    load_rows<Tile, Tile::columns>(kv_tile, k, arguments.k.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(kv_tile, k, arguments.k.row_stride, first_key, arguments.keys,
+                                   arguments.head_dim, aligned);
     __syncthreads();
     if (sees) {
       Scores<Tile> scores;
       multiply_rows<Tile>(scores, q_tile, kv_tile, arguments.head_dim);
-      rows.take(scores, arguments.scale, slope, first_key + thread_column(), warp_query + thread_row() + lead, arguments.keys - 1, arguments.causal);
+      rows.take(scores, arguments.scale, slope, first_key + thread_column(), warp_query + thread_row() + lead,
+                arguments.keys - 1, arguments.causal);
       store_weights<Tile>(weights, scores);
     }
     __syncthreads();
-    load_rows<Tile, Tile::columns>(kv_tile, v, arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(kv_tile, v, arguments.v.row_stride, first_key, arguments.keys,
+                                   arguments.head_dim, aligned);
     __syncthreads();
     if (sees) multiply_weights<Tile>(rows.out, weights, kv_tile);
   }
@@ -138,8 +150,10 @@ template <class T>
 void attention_forward_ffma(const ForwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
     using Tile = ForwardTile<D>;
-    const dim3 grid(static_cast<unsigned>(batch * arguments.heads), static_cast<unsigned>(divide_up(arguments.queries, Tile::rows)));
-    enqueue(forward_kernel<T, D>, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments, arguments.aligned());
+    const dim3 grid(static_cast<unsigned>(batch * arguments.heads),
+                    static_cast<unsigned>(divide_up(arguments.queries, Tile::rows)));
+    enqueue(forward_kernel<T, D>, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments,
+            arguments.aligned());
   });
 }
 template void attention_forward_ffma(const ForwardArguments<float>&, int, Stream);

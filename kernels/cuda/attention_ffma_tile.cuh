@@ -1,7 +1,8 @@
 // Products of fp32 tiles in shared memory, the pieces of the attention kernels without tensor cores.
 //
-// A warp owns rows_of_warp rows of a tile of scores, as 4 x 8 threads: a thread has the `row_count` rows lane/8 + 4i and the columns lane%8 + 8j. So
-// every row is the warp's own: sums over a row are shuffles among 8 lanes, and weights pass from one product to the next in the warp's own memory.
+// A warp owns rows_of_warp rows of a tile of scores, as 4 x 8 threads: a thread has the `row_count` rows
+// lane/8 + 4i and the columns lane%8 + 8j. So every row is the warp's own: sums over a row are shuffles among
+// 8 lanes, and weights pass from one product to the next in the warp's own memory.
 #pragma once
 
 #include <stdexcept>
@@ -25,26 +26,36 @@ __device__ __forceinline__ float row_sum(float value) {
 }
 __device__ __forceinline__ float row_max(float value) {
 #pragma unroll
-  for (int offset = 4; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(all_lanes, value, offset));
+  for (int offset = 4; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(all_lanes, value, offset));
   return value;
 }
 
-// A tile's shape. Shared rows are padded by 16 bytes: the 16-byte accesses of 8 rows at one coordinate then fall into different groups of banks.
-// Weights lie [rows, weight_stride]; the stride is 8 modulo 16, so that the 32 scalars a warp writes at once fall into different banks.
+// A tile's shape. Shared rows are padded by 16 bytes: the 16-byte accesses of 8 rows at one coordinate then
+// fall into different groups of banks. Weights lie [rows, weight_stride]; the stride is 8 modulo 16, so that
+// the 32 scalars a warp writes at once fall into different banks.
 template <int D, int rows_of_thread, int columns_of_thread, int warp_count>
 struct FfmaShape {
-  static constexpr int head_dim = D, row_count = rows_of_thread, column_count = columns_of_thread, warps = warp_count;
-  static constexpr int threads = 32 * warps, rows_of_warp = 4 * row_count, rows = rows_of_warp * warps, columns = 8 * column_count;
+  static constexpr int head_dim = D, row_count = rows_of_thread, column_count = columns_of_thread,
+                       warps = warp_count;
+  static constexpr int threads = 32 * warps, rows_of_warp = 4 * row_count, rows = rows_of_warp * warps,
+                       columns = 8 * column_count;
   static constexpr int row_stride = D + 4, weight_stride = columns + (columns % 16 == 0 ? 8 : 0);
-  static constexpr int row_floats = rows * row_stride, column_floats = columns * row_stride, weight_floats = rows * weight_stride;
-  static constexpr int vectors = D / 32;  // float4 of a row that a thread accumulates: coordinates 4 (lane % 8) + 32 k ..
+  static constexpr int row_floats = rows * row_stride, column_floats = columns * row_stride,
+                       weight_floats = rows * weight_stride;
+  static constexpr int vectors =
+      D / 32;  // float4 of a row that a thread accumulates: coordinates 4 (lane % 8) + 32 k ..
 
-  static __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 32 * rows_of_warp; }
+  static __device__ __forceinline__ int warp_row() {
+    return static_cast<int>(threadIdx.x) / 32 * rows_of_warp;
+  }
 };
 
-// Copies rows [first, first + row_count) of `source`, widened, by all threads; rows from `limit` on and coordinates from head_dim on become zeros.
+// Copies rows [first, first + row_count) of `source`, widened, by all threads; rows from `limit` on and
+// coordinates from head_dim on become zeros.
 template <class Shape, int row_count, class T>
-__device__ __forceinline__ void load_rows(float* tile, const T* source, std::int64_t stride, int first, int limit, int head_dim, bool aligned) {
+__device__ __forceinline__ void load_rows(float* tile, const T* source, std::int64_t stride, int first,
+                                          int limit, int head_dim, bool aligned) {
   constexpr int size = Vector<T>::size, chunks = Shape::head_dim / size;
   if (aligned) {
 #pragma unroll 4
@@ -55,13 +66,15 @@ __device__ __forceinline__ void load_rows(float* tile, const T* source, std::int
       if (first + row < limit && c < head_dim) values = Vector<T>::load(source + (first + row) * stride + c);
 #pragma unroll
       for (int i = 0; i < size; i += 4)
-        *reinterpret_cast<float4*>(tile + row * Shape::row_stride + c + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+        *reinterpret_cast<float4*>(tile + row * Shape::row_stride + c + i) =
+            make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
     }
   } else {
 #pragma unroll 4
     for (int n = threadIdx.x; n < row_count * Shape::head_dim; n += Shape::threads) {
       const int row = n / Shape::head_dim, c = n % Shape::head_dim;
-      tile[row * Shape::row_stride + c] = first + row < limit && c < head_dim ? to_float(source[(first + row) * stride + c]) : 0.0f;
+      tile[row * Shape::row_stride + c] =
+          first + row < limit && c < head_dim ? to_float(source[(first + row) * stride + c]) : 0.0f;
     }
   }
 }
@@ -71,7 +84,8 @@ using Scores = float[Shape::row_count][Shape::column_count];
 
 // scores[i][j] = <row i of the warp's rows, column j>, coordinates added up in ascending order.
 template <class Shape>
-__device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float* rows, const float* columns, int head_dim) {
+__device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float* rows, const float* columns,
+                                              int head_dim) {
   const float* row = rows + (Shape::warp_row() + thread_row()) * Shape::row_stride;
   const float* column = columns + thread_column() * Shape::row_stride;
 #pragma unroll
@@ -82,9 +96,11 @@ __device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float
   for (int c = 0; c < head_dim; c += 4) {      // beyond head_dim there are zeros
     float4 left[Shape::row_count], right[Shape::column_count];
 #pragma unroll
-    for (int i = 0; i < Shape::row_count; ++i) left[i] = *reinterpret_cast<const float4*>(row + 4 * i * Shape::row_stride + c);
+    for (int i = 0; i < Shape::row_count; ++i)
+      left[i] = *reinterpret_cast<const float4*>(row + 4 * i * Shape::row_stride + c);
 #pragma unroll
-    for (int j = 0; j < Shape::column_count; ++j) right[j] = *reinterpret_cast<const float4*>(column + 8 * j * Shape::row_stride + c);
+    for (int j = 0; j < Shape::column_count; ++j)
+      right[j] = *reinterpret_cast<const float4*>(column + 8 * j * Shape::row_stride + c);
 #pragma unroll
     for (int i = 0; i < Shape::row_count; ++i)
 #pragma unroll
@@ -112,7 +128,8 @@ using Accumulators = float4[Shape::row_count][Shape::vectors];
 
 // sums[row] += sum over the columns j, ascending, of weights[row][j] values[j].
 template <class Shape>
-__device__ __forceinline__ void multiply_weights(Accumulators<Shape>& sums, const float* weights, const float* values) {
+__device__ __forceinline__ void multiply_weights(Accumulators<Shape>& sums, const float* weights,
+                                                 const float* values) {
   const float* weight_row = weights + (Shape::warp_row() + thread_row()) * Shape::weight_stride;
   const float* value = values + 4 * thread_column();
 #pragma unroll 1
@@ -127,7 +144,8 @@ __device__ __forceinline__ void multiply_weights(Accumulators<Shape>& sums, cons
     for (int step = 0; step < 4; ++step)
 #pragma unroll
       for (int k = 0; k < Shape::vectors; ++k) {
-        const float4 right = *reinterpret_cast<const float4*>(value + (j + step) * Shape::row_stride + 32 * k);
+        const float4 right =
+            *reinterpret_cast<const float4*>(value + (j + step) * Shape::row_stride + 32 * k);
 #pragma unroll
         for (int i = 0; i < Shape::row_count; ++i) {
           sums[i][k].x += weight[i][step] * right.x;
@@ -144,7 +162,8 @@ template <class T>
 __device__ __forceinline__ void store_four(T* to, float4 values, float factor, int count, bool aligned) {
   struct alignas(4 * sizeof(T)) {
     T element[4];
-  } four{{from_float<T>(factor * values.x), from_float<T>(factor * values.y), from_float<T>(factor * values.z), from_float<T>(factor * values.w)}};
+  } four{{from_float<T>(factor * values.x), from_float<T>(factor * values.y),
+          from_float<T>(factor * values.z), from_float<T>(factor * values.w)}};
   if (aligned && count >= 4) {
     *reinterpret_cast<decltype(four)*>(to) = four;
   } else {
@@ -154,14 +173,16 @@ __device__ __forceinline__ void store_four(T* to, float4 values, float factor, i
   }
 }
 
-// Calls body(std::integral_constant<int, D>{}) with head_dim rounded up to a width that the kernels are compiled for.
+// Calls body(std::integral_constant<int, D>{}) with head_dim rounded up to a width that the kernels are
+// compiled for.
 template <class Body>
 void with_head_dim(int head_dim, Body&& body) {
   if (head_dim <= 32) return body(std::integral_constant<int, 32>{});
   if (head_dim <= 64) return body(std::integral_constant<int, 64>{});
   if (head_dim <= 128) return body(std::integral_constant<int, 128>{});
   if (head_dim <= 256) return body(std::integral_constant<int, 256>{});
-  throw std::invalid_argument("attention: d_h = " + std::to_string(head_dim) + ", but this device takes at most 256");
+  throw std::invalid_argument("attention: d_h = " + std::to_string(head_dim) +
+                              ", but this device takes at most 256");
 }
 
 }  // namespace goat::GOAT_TARGET

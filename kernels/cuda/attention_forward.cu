@@ -1,24 +1,29 @@
-// Attention, forward, on tensor cores: softmax(scale q k^T + slope (j - i')) v in one pass over the keys (Dao 2023, FlashAttention-2), bf16 operands,
-// fp32 logits, softmax and accumulators. The prior's lanes are ordinary coordinates of q and k; the slope enters the fp32 logits.
+// Attention, forward, on tensor cores: softmax(scale q k^T + slope (j - i')) v in one pass over the keys (Dao
+// 2023, FlashAttention-2), bf16 operands, fp32 logits, softmax and accumulators. The prior's lanes are
+// ordinary coordinates of q and k; the slope enters the fp32 logits.
 //
-// A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from the diagonal back, so that the tiles
-// which need a mask come first and the rest, the bulk, are computed without one. K and V of the next tile are copied while this one is computed.
+// A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from
+// the diagonal back, so that the tiles which need a mask come first and the rest, the bulk, are computed
+// without one. K and V of the next tile are copied while this one is computed.
 //
-// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope / scale) (j - j0), j0 being the tile's first
-// key, which 16-byte reads of a small table bring; the slope costs no instruction a logit, and scale log2(e) is applied within the exponential. A
-// row's maximum is kept relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin) takes it to a tile. A
-// row's constant slope (i' - origin) cancels in the softmax and is taken off the log-sum-exp at the end.
+// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope /
+// scale) (j - j0), j0 being the tile's first key, which 16-byte reads of a small table bring; the slope costs
+// no instruction a logit, and scale log2(e) is applied within the exponential. A row's maximum is kept
+// relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin)
+// takes it to a tile. A row's constant slope (i' - origin) cancels in the softmax and is taken off the
+// log-sum-exp at the end.
 //
-// Any number near a row's maximum serves as the base of its softmax. What was summed so far is rescaled only when a maximum has risen so far that
-// exponentials would exceed 2^8, which a warp's rows seldom do after their first tile.
+// Any number near a row's maximum serves as the base of its softmax. What was summed so far is rescaled only
+// when a maximum has risen so far that exponentials would exceed 2^8, which a warp's rows seldom do after
+// their first tile.
 //
-// Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse. FLOPs: 4 d_h a (query, key) pair.
-// A step of `keys` keys for each warp, t = row_tiles = 2:
+// Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse.
+// FLOPs: 4 d_h a (query, key) pair. A step of `keys` keys for each warp, t = row_tiles = 2:
 //   mma           t (keys/8) (D/16)  +  t (keys/16) (D/8)            S, out
 //   ldmatrix.x4   (t + keys/16) (D/16)  +  (keys/16) (D/16)
 //   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q (queries D / (8 threads)) and of the first K and V.
-// test/test_cuda_sass.py counts them in the machine code.
+// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q (queries D / (8
+// threads)) and of the first K and V. test/test_cuda_sass.py counts them in the machine code.
 //   D = 32: HMMA 128, LDSM 40, LDGSTS 16
 //   D = 64: HMMA 256, LDSM 80, LDGSTS 32
 //   D = 128, large_shared: HMMA 512, LDSM 160, LDGSTS 64
@@ -49,8 +54,8 @@ using Logits = float[Traits::row_tiles][Traits::keys / 8][4];
 
 // logits += Q K^T of the warp's rows.
 template <class Traits>
-__device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile, int warp_row,
-                                              typename Tile<Traits::head_dim>::Lanes lanes) {
+__device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile,
+                                              int warp_row, typename Tile<Traits::head_dim>::Lanes lanes) {
   using T = Tile<Traits::head_dim>;
 #pragma unroll
   for (int d = 0; d < T::chunks; d += 2) {
@@ -98,10 +103,11 @@ __device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Lo
   }
 }
 
-// -inf where the key (key + column) lies at or beyond the row's limit; row 16 t + 8 half + lane/4 of the warp has limit first_limit + 16 t + 8 half
-// if causal, never more than all_keys.
+// -inf where the key (key + column) lies at or beyond the row's limit; row 16 t + 8 half + lane/4 of the warp
+// has limit first_limit + 16 t + 8 half if causal, never more than all_keys.
 template <class Traits>
-__device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_limit, int all_keys, bool causal) {
+__device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_limit, int all_keys,
+                                     bool causal) {
 #pragma unroll
   for (int t = 0; t < Traits::row_tiles; ++t)
 #pragma unroll
@@ -121,10 +127,11 @@ __device__ __forceinline__ float finite(float maximum) {
   return masked && maximum == -INFINITY ? 0.0f : maximum;
 }
 
-// Takes the rows' maxima up to this tile's if one of the warp's rows has risen far, and rescales what was summed so far. shift takes the tile's
-// logits to the origin (0 without a slope).
+// Takes the rows' maxima up to this tile's if one of the warp's rows has risen far, and rescales what was
+// summed so far. shift takes the tile's logits to the origin (0 without a slope).
 template <class Traits, bool masked, bool has_slope>
-__device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
+__device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowState<Traits>& rows,
+                                             float factor, float shift) {
   float maximum[2 * Traits::row_tiles];
   bool far = false;
 #pragma unroll
@@ -133,7 +140,8 @@ __device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowSt
     const int half = 2 * (row % 2);
     float largest = fmaxf(tile[0][half], tile[0][half + 1]);
 #pragma unroll
-    for (int n = 1; n < Traits::keys / 8; ++n) largest = fmaxf(largest, fmaxf(tile[n][half], tile[n][half + 1]));
+    for (int n = 1; n < Traits::keys / 8; ++n)
+      largest = fmaxf(largest, fmaxf(tile[n][half], tile[n][half + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
     maximum[row] = fmaxf(rows.maximum[row], has_slope ? largest + shift : largest);
@@ -156,13 +164,15 @@ __device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowSt
 
 // One step of the online softmax: logits become 2^(factor (logit - maximum)).
 template <class Traits, bool masked, bool has_slope>
-__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor, float shift) {
+__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor,
+                                             float shift) {
   raise_maxima<Traits, masked, has_slope>(logits, rows, factor, shift);
 #pragma unroll
   for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
     auto& tile = logits[row / 2];
     const int half = 2 * (row % 2);
-    const float maximum = finite<masked>(rows.maximum[row]), base = (has_slope ? maximum - shift : maximum) * factor;
+    const float maximum = finite<masked>(rows.maximum[row]),
+                base = (has_slope ? maximum - shift : maximum) * factor;
     float sum = rows.sum[row];
 #pragma unroll
     for (int n = 0; n < Traits::keys / 8; ++n)
@@ -183,18 +193,22 @@ struct Place {
   __device__ __forceinline__ Place()
       : sequence(opaque(static_cast<int>(blockIdx.z))),
         head(opaque(static_cast<int>(blockIdx.y))),
-        first_query((static_cast<int>(gridDim.x) - 1 - opaque(static_cast<int>(blockIdx.x))) * Traits::queries) {}
+        first_query((static_cast<int>(gridDim.x) - 1 - opaque(static_cast<int>(blockIdx.x))) *
+                    Traits::queries) {}
 };
 
 // Divides by the sums and leaves out (through shared memory, for 16-byte stores) and lse.
 template <class Traits, bool has_slope>
-__device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, RowState<Traits>& rows, bf16* tile, float factor) {
+__device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, RowState<Traits>& rows,
+                                           bf16* tile, float factor) {
   using T = Tile<Traits::head_dim>;
-  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp_row = thread / 32 * 16 * Traits::row_tiles;
+  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32,
+            warp_row = thread / 32 * 16 * Traits::row_tiles;
   const Place<Traits> place;
   const float slope = has_slope ? arguments.slope[place.head] : 0.0f;
   __syncwarp();  // the warp's last reads of its rows of Q lie behind
-  float* lse = arguments.lse + (static_cast<std::int64_t>(place.sequence) * arguments.heads + place.head) * arguments.queries;
+  float* lse = arguments.lse +
+               (static_cast<std::int64_t>(place.sequence) * arguments.heads + place.head) * arguments.queries;
 #pragma unroll
   for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
     float sum = rows.sum[row];
@@ -205,7 +219,8 @@ __device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& argumen
 #pragma unroll
     for (int d = 0; d < T::chunks; ++d) {
       const float* o = &rows.out[row / 2][d][2 * (row % 2)];
-      *reinterpret_cast<std::uint32_t*>(T::at(tile, r, d) + 2 * (lane % 4)) = pack_bf16(o[0] * inverse, o[1] * inverse);
+      *reinterpret_cast<std::uint32_t*>(T::at(tile, r, d) + 2 * (lane % 4)) =
+          pack_bf16(o[0] * inverse, o[1] * inverse);
     }
     if (lane % 4 == 0 && query < arguments.queries)
       lse[query] = fmaf(ln_2, fmaf(rows.maximum[row], factor, log2f(sum)), -slope * static_cast<float>(r));
@@ -216,12 +231,14 @@ __device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& argumen
   for (int i = lane; i < 16 * Traits::row_tiles * T::chunks; i += 32) {
     const int r = warp_row + i / T::chunks, chunk = i % T::chunks;
     if (place.first_query + r < arguments.queries && chunk * 8 < arguments.head_dim)
-      Vector<bf16>::load(T::at(tile, r, chunk)).store(out + (place.first_query + r) * arguments.out.row_stride + chunk * 8);
+      Vector<bf16>::load(T::at(tile, r, chunk))
+          .store(out + (place.first_query + r) * arguments.out.row_stride + chunk * 8);
   }
 }
 
 template <int D, Family family, bool has_slope>
-__global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTraits<D, family>::blocks_per_multiprocessor)
+__global__ void __launch_bounds__(ForwardTraits<D, family>::threads,
+                                  ForwardTraits<D, family>::blocks_per_multiprocessor)
     attention_forward_kernel(const ForwardArguments<bf16> arguments) {
   if constexpr (compiled_for<family>) {
     using Traits = ForwardTraits<D, family>;
@@ -238,16 +255,20 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
     const int last_query = min(first_query + Traits::queries, arguments.queries) - 1;
     const int seen = arguments.causal ? last_query + arguments.keys - arguments.queries + 1 : arguments.keys;
     const int steps = (seen + keys - 1) / keys;
-    const int full = (arguments.causal ? min(origin + 1, seen) : seen) / keys;  // tiles [0, full) are seen whole by every query
+    // Tiles [0, full) are seen whole by every query.
+    const int full = (arguments.causal ? min(origin + 1, seen) : seen) / keys;
     const bf16 *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
 
     const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
       bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
-      T::template load<keys, Traits::threads, checked>(tiles, k, arguments.k.row_stride, step * keys, arguments.keys, arguments.head_dim);
-      T::template load<keys, Traits::threads, checked>(tiles + keys * D, v, arguments.v.row_stride, step * keys, arguments.keys, arguments.head_dim);
+      T::template load<keys, Traits::threads, checked>(tiles, k, arguments.k.row_stride, step * keys,
+                                                       arguments.keys, arguments.head_dim);
+      T::template load<keys, Traits::threads, checked>(tiles + keys * D, v, arguments.v.row_stride,
+                                                       step * keys, arguments.keys, arguments.head_dim);
       copy_async_commit();
     };
-    const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f, factor = arguments.scale * log2_e;
+    const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f,
+                factor = arguments.scale * log2_e;
     RowState<Traits> rows;
 #pragma unroll
     for (float& maximum : rows.maximum) maximum = -INFINITY;
@@ -262,12 +283,15 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
       if constexpr (has_slope) begin_at_column_terms(logits, slope_terms);
       multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
       const int key = step * keys + 2 * (lane % 4);
-      if constexpr (masked) mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
-      exponentiate<Traits, masked, has_slope>(logits, rows, factor, slope * static_cast<float>(step * keys - origin));
+      if constexpr (masked)
+        mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
+      exponentiate<Traits, masked, has_slope>(logits, rows, factor,
+                                              slope * static_cast<float>(step * keys - origin));
       multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);
     };
 
-    T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query,
+    T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head),
+                                                             arguments.q.row_stride, first_query,
                                                              arguments.queries, arguments.head_dim);
     load(steps - 1, std::true_type{});  // no other tile reaches beyond the keys
     if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
@@ -283,9 +307,10 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads, ForwardTrai
 template <int D, Family family>
 void launch_forward(const ForwardArguments<bf16>& arguments, int batch, Stream stream) {
   using Traits = ForwardTraits<D, family>;
-  const auto kernel = arguments.slope ? attention_forward_kernel<D, family, true> : attention_forward_kernel<D, family, false>;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Traits::queries)), static_cast<unsigned>(arguments.heads),
-                  static_cast<unsigned>(batch));
+  const auto kernel = arguments.slope ? attention_forward_kernel<D, family, true>
+                                      : attention_forward_kernel<D, family, false>;
+  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Traits::queries)),
+                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
   enqueue(kernel, grid, dim3(Traits::threads), Traits::shared_bytes, stream, arguments);
 }
 
@@ -305,7 +330,8 @@ void CudaDevice::launch(const AttentionForward& op) {
   with_element_type(op.q.dtype, [&]<class T>(T) {
     const ForwardArguments<T> arguments(op);
     if (arguments.queries <= decode_queries && arguments.keys >= decode_keys) {
-      void* parts = scratch(decode_scratch_bytes(batch, arguments.heads, arguments.queries, arguments.keys, arguments.head_dim));
+      void* parts = scratch(decode_scratch_bytes(batch, arguments.heads, arguments.queries, arguments.keys,
+                                                 arguments.head_dim));
       return attention_decode<T>(arguments, batch, parts, stream_);
     }
     if constexpr (std::is_same_v<T, bf16>)

@@ -6,7 +6,8 @@
 
 namespace goat::GOAT_TARGET {
 
-// The rows of one tensor [B, T, H, d_h] by sequence and head; strides in elements, the last dimension without gaps.
+// The rows of one tensor [B, T, H, d_h] by sequence and head; strides in elements, the last dimension without
+// gaps.
 template <class T>
 struct Heads {
   T* data = nullptr;
@@ -14,13 +15,21 @@ struct Heads {
 
   Heads() = default;
   explicit Heads(const Tensor& tensor)
-      : data(static_cast<T*>(tensor.data)), sequence_stride(tensor.stride[0]), row_stride(tensor.stride[1]), head_stride(tensor.stride[2]) {}
-  __device__ __forceinline__ T* rows(int sequence, int head) const { return data + sequence * sequence_stride + head * head_stride; }
+      : data(static_cast<T*>(tensor.data)),
+        sequence_stride(tensor.stride[0]),
+        row_stride(tensor.stride[1]),
+        head_stride(tensor.stride[2]) {}
+  __device__ __forceinline__ T* rows(int sequence, int head) const {
+    return data + sequence * sequence_stride + head * head_stride;
+  }
 
   // Whether every row begins at a multiple of 16 bytes, so that it can be copied in 16-byte chunks.
   bool aligned() const {
-    const auto whole = [](std::int64_t elements) { return elements * static_cast<std::int64_t>(sizeof(T)) % 16 == 0; };
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && whole(sequence_stride) && whole(row_stride) && whole(head_stride);
+    const auto whole = [](std::int64_t elements) {
+      return elements * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
+    };
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && whole(sequence_stride) && whole(row_stride) &&
+           whole(head_stride);
   }
 };
 
@@ -50,7 +59,9 @@ struct ForwardArguments {
         queries(static_cast<int>(op.q.shape[1])),
         keys(static_cast<int>(op.k.shape[1])),
         head_dim(static_cast<int>(op.q.shape[3])) {}
-  bool aligned() const { return head_dim % 8 == 0 && out.aligned() && q.aligned() && k.aligned() && v.aligned(); }
+  bool aligned() const {
+    return head_dim % 8 == 0 && out.aligned() && q.aligned() && k.aligned() && v.aligned();
+  }
 };
 
 template <class T>
@@ -95,8 +106,8 @@ struct BackwardArguments {
               : op.dk_lanes ? static_cast<int>(op.dk_lanes.shape[3])
                             : 0) {}
   bool aligned() const {
-    return head_dim % 8 == 0 && dq.aligned() && dk.aligned() && dv.aligned() && dout.aligned() && out.aligned() && q.aligned() && k.aligned() &&
-           v.aligned();
+    return head_dim % 8 == 0 && dq.aligned() && dk.aligned() && dv.aligned() && dout.aligned() &&
+           out.aligned() && q.aligned() && k.aligned() && v.aligned();
   }
 };
 

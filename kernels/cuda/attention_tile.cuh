@@ -1,7 +1,8 @@
 // Tiles of bf16 rows in shared memory and the fragments that mma.sync takes from them.
 //
-// A tile holds rows of D coordinates (D = 32, 64, 128) in chunks of 8 (16 bytes). The chunk c of row r lies where chunk c ^ swizzle(r) would: the
-// eight rows that one phase of ldmatrix reads then lie in the eight different groups of four banks, and no access conflicts.
+// A tile holds rows of D coordinates (D = 32, 64, 128) in chunks of 8 (16 bytes). The chunk c of row r lies
+// where chunk c ^ swizzle(r) would: the eight rows that one phase of ldmatrix reads then lie in the eight
+// different groups of four banks, and no access conflicts.
 #pragma once
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -15,12 +16,16 @@ struct Tile {
   static constexpr int chunks = D / 8;
   static constexpr int bytes(int rows) { return rows * D * static_cast<int>(sizeof(bf16)); }
 
-  static __device__ __forceinline__ bf16* at(bf16* tile, int row, int chunk) { return tile + offset(row, chunk); }
+  static __device__ __forceinline__ bf16* at(bf16* tile, int row, int chunk) {
+    return tile + offset(row, chunk);
+  }
 
-  // Starts copying rows [first, first + row_count) of `source` (row_stride apart) by all `threads` of the block; coordinates from head_dim on become
-  // zeros, and if `checked` so do the rows from `limit` on (else there must be none). Needs aligned rows and head_dim % 8 == 0.
+  // Starts copying rows [first, first + row_count) of `source` (row_stride apart) by all `threads` of the
+  // block; coordinates from head_dim on become zeros, and if `checked` so do the rows from `limit` on (else
+  // there must be none). Needs aligned rows and head_dim % 8 == 0.
   template <int row_count, int threads, bool checked>
-  static __device__ __forceinline__ void load(bf16* tile, const bf16* source, std::int64_t row_stride, int first, int limit, int head_dim) {
+  static __device__ __forceinline__ void load(bf16* tile, const bf16* source, std::int64_t row_stride,
+                                              int first, int limit, int head_dim) {
     constexpr int rows_at_once = threads / chunks;
     static_assert(threads % chunks == 0 && row_count % rows_at_once == 0 && rows_at_once % 8 == 0);
     const int thread = opaque(static_cast<int>(threadIdx.x)), row = thread / chunks, chunk = thread % chunks;
@@ -31,35 +36,46 @@ struct Tile {
     for (int r = 0; r < row_count; r += rows_at_once) {
       const bool valid = inside && (!checked || first + row + r < limit);
       copy_async_16(to + r * D, checked && !valid ? source : from, valid);
-      from = opaque(from + rows_at_once * row_stride);  // else the compiler keeps every multiple of the step in registers
+      from =
+          opaque(from + rows_at_once *
+                            row_stride);  // else the compiler keeps every multiple of the step in registers
     }
   }
 
-  // Where in a tile this thread's row of an ldmatrix begins, in elements, for the two ways of dealing the four 8 x 8 matrices to the lanes. Made anew
-  // from opaque values in every step of a loop, the addresses that follow from it do not stay in registers; see read().
+  // Where in a tile this thread's row of an ldmatrix begins, in elements, for the two ways of dealing the
+  // four 8 x 8 matrices to the lanes. Made anew from opaque values in every step of a loop, the addresses
+  // that follow from it do not stay in registers; see read().
   struct Lanes {
     int straight;  // matrices 0, 1: rows 0-7, 8-15 of the first chunk; 2, 3: of the second
     int crossed;   // matrices 0, 1: first and second chunk of rows 0-7; 2, 3: of rows 8-15
 
     __device__ __forceinline__ explicit Lanes(int lane = static_cast<int>(threadIdx.x) % 32)
-        : straight(offset(lane & 15, lane >> 4)), crossed(offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1)) {}
+        : straight(offset(lane & 15, lane >> 4)),
+          crossed(offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1)) {}
   };
 
-  // The A fragment (16 x 16) of rows row.. and coordinates 8 chunk.. (row a multiple of 8, chunk even, here and below)
-  static __device__ __forceinline__ void a_fragment(std::uint32_t (&a)[4], bf16* tile, int row, int chunk, Lanes lanes = Lanes()) {
+  // The A fragment (16 x 16) of rows row.. and coordinates 8 chunk.. (row a multiple of 8, chunk even, here
+  // and below)
+  static __device__ __forceinline__ void a_fragment(std::uint32_t (&a)[4], bf16* tile, int row, int chunk,
+                                                    Lanes lanes = Lanes()) {
     ldmatrix_x4(a, read(tile, lanes.straight, row, chunk));
   }
-  // The A fragment of the transposed tile: its rows are coordinates 8 chunk.., its columns (k) the tile's rows row..
-  static __device__ __forceinline__ void a_fragment_transposed(std::uint32_t (&a)[4], bf16* tile, int row, int chunk, Lanes lanes = Lanes()) {
+  // The A fragment of the transposed tile: its rows are coordinates 8 chunk.., its columns (k) the tile's
+  // rows row..
+  static __device__ __forceinline__ void a_fragment_transposed(std::uint32_t (&a)[4], bf16* tile, int row,
+                                                               int chunk, Lanes lanes = Lanes()) {
     ldmatrix_x4_transposed(a, read(tile, lanes.crossed, row, chunk));
   }
-  // Two B fragments (16 x 8 each) whose columns n are the tile's rows row..row+7 (b[0], b[1]) and row+8..row+15 (b[2], b[3]), and whose k are the
-  // coordinates 8 chunk..
-  static __device__ __forceinline__ void b_fragments(std::uint32_t (&b)[4], bf16* tile, int row, int chunk, Lanes lanes = Lanes()) {
+  // Two B fragments (16 x 8 each) whose columns n are the tile's rows row..row+7 (b[0], b[1]) and
+  // row+8..row+15 (b[2], b[3]), and whose k are the coordinates 8 chunk..
+  static __device__ __forceinline__ void b_fragments(std::uint32_t (&b)[4], bf16* tile, int row, int chunk,
+                                                     Lanes lanes = Lanes()) {
     ldmatrix_x4(b, read(tile, lanes.crossed, row, chunk));
   }
-  // Two B fragments whose k are the tile's rows row..row+15, and whose columns n are the coordinates 8 chunk.. (b[0], b[1]) and the next 8.
-  static __device__ __forceinline__ void b_fragments_transposed(std::uint32_t (&b)[4], bf16* tile, int row, int chunk, Lanes lanes = Lanes()) {
+  // Two B fragments whose k are the tile's rows row..row+15, and whose columns n are the coordinates 8
+  // chunk.. (b[0], b[1]) and the next 8.
+  static __device__ __forceinline__ void b_fragments_transposed(std::uint32_t (&b)[4], bf16* tile, int row,
+                                                                int chunk, Lanes lanes = Lanes()) {
     ldmatrix_x4_transposed(b, read(tile, lanes.straight, row, chunk));
   }
 
@@ -68,31 +84,37 @@ struct Tile {
     const int swizzle = D == 32 ? (row >> 1) & 3 : row & 7;
     return row * D + ((chunk ^ swizzle) << 3);
   }
-  // The swizzle is an exclusive or, and so is adding an even chunk to 0 or 1: (chunk + c) ^ swizzle = (c ^ swizzle) ^ chunk.
+  // The swizzle is an exclusive or, and so is adding an even chunk to 0 or 1: (chunk + c) ^ swizzle = (c ^
+  // swizzle) ^ chunk.
   static __device__ __forceinline__ const bf16* read(const bf16* tile, int offset, int row, int chunk) {
     return tile + row * D + (offset ^ (chunk << 3));
   }
 };
 
-// The slope in the accumulators of a product of queries and keys: they begin at term (j - j0) for key j, j0 being the tile's first key. A table in
-// shared memory, 8 bytes a key, has what a thread's four accumulators of a fragment begin at, for one 16-byte read.
+// The slope in the accumulators of a product of queries and keys: they begin at term (j - j0) for key j, j0
+// being the tile's first key. A table in shared memory, 8 bytes a key, has what a thread's four accumulators
+// of a fragment begin at, for one 16-byte read.
 
-// The keys are the columns: a float4 for each fragment of 8 columns and each of the four lanes that share a row.
+// The keys are the columns: a float4 for each fragment of 8 columns and each of the four lanes that share a
+// row.
 template <int keys>
 __device__ __forceinline__ void store_column_terms(float4* table, float term) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= keys / 2) return;
-  const float first = term * static_cast<float>(2 * thread), second = term * static_cast<float>(2 * thread + 1);
+  const float first = term * static_cast<float>(2 * thread),
+              second = term * static_cast<float>(2 * thread + 1);
   table[thread] = make_float4(first, second, first, second);
 }
 template <int row_tiles, int fragments>
-__device__ __forceinline__ void begin_at_column_terms(float (&sums)[row_tiles][fragments][4], const float4* table) {
+__device__ __forceinline__ void begin_at_column_terms(float (&sums)[row_tiles][fragments][4],
+                                                      const float4* table) {
   table += opaque(static_cast<int>(threadIdx.x)) % 4;
 #pragma unroll
   for (int n = 0; n < fragments; ++n) {
     const float4 term = table[4 * n];
 #pragma unroll
-    for (int t = 0; t < row_tiles; ++t) sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
+    for (int t = 0; t < row_tiles; ++t)
+      sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
   }
 }
 
@@ -106,13 +128,15 @@ __device__ __forceinline__ void store_row_terms(float4* table, float term) {
 }
 // row: of this thread's first accumulator.
 template <int row_tiles, int fragments>
-__device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4], const float4* table, int row) {
+__device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4],
+                                                   const float4* table, int row) {
   table += row / 16 * 8 + row % 8;
 #pragma unroll
   for (int t = 0; t < row_tiles; ++t) {
     const float4 term = table[8 * t];
 #pragma unroll
-    for (int n = 0; n < fragments; ++n) sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
+    for (int n = 0; n < fragments; ++n)
+      sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
   }
 }
 

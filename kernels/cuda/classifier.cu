@@ -1,6 +1,9 @@
-// Softmax cross entropy, with its gradient in place. With m = max_v z_v, e_v = exp(z_v - m), t the target and E = sum over v != t of e_v:
-//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t + E).
-// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all probability.
+// Softmax cross entropy, with its gradient in place. With m = max_v z_v, e_v = exp(z_v - m), t the target and
+// E = sum over v != t of e_v:
+//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t +
+//   E).
+// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all
+// probability.
 #include <cfloat>
 
 #include "kernels/cuda/cuda_device.h"
@@ -13,9 +16,11 @@ namespace {
 
 constexpr int threads = 1024;
 
-// Replaces what stands at the target or in the padding (the elements are first .. first + width - 1); most vectors hold neither.
+// Replaces what stands at the target or in the padding (the elements are first .. first + width - 1); most
+// vectors hold neither.
 template <int width>
-__device__ __forceinline__ void exclude(float (&values)[width], float value, int first, int vocab, int target) {
+__device__ __forceinline__ void exclude(float (&values)[width], float value, int first, int vocab,
+                                        int target) {
   if (first + width <= vocab && (target < first || target >= first + width)) return;
 #pragma unroll
   for (int i = 0; i < width; ++i)
@@ -27,7 +32,8 @@ struct Softmax {
   float others;   // E
 };
 
-// One read of the row: each thread keeps a running maximum and a sum of exponentials relative to it. NaN passes into the sum.
+// One read of the row: each thread keeps a running maximum and a sum of exponentials relative to it. NaN
+// passes into the sum.
 template <int width, class T>
 __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int target, float target_logit) {
   float largest = -FLT_MAX, sum = 0;  // not -infinity, from which a logit of -infinity has no distance
@@ -51,7 +57,8 @@ __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int targe
 
 // row <- factor e_v, target_gradient at the target, 0 in the padding.
 template <int width, class T>
-__device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_vocab, int target, float largest, float factor, float target_gradient) {
+__device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_vocab, int target, float largest,
+                                               float factor, float target_gradient) {
   for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width) {
     float gradient[width];
     auto pack = Pack<T, width>::load(row + first);
@@ -65,16 +72,19 @@ __device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_voc
   }
 }
 
-// A target outside the vocabulary (the caller's mistake) reads nothing; its loss is NaN, which skips the update.
+// A target outside the vocabulary (the caller's mistake) reads nothing; its loss is NaN, which skips the
+// update.
 template <int width, class T>
-__device__ __forceinline__ void loss_and_gradient_of_row(T* row, float* loss, int target, float weight, int vocab, int padded_vocab, bool backward) {
+__device__ __forceinline__ void loss_and_gradient_of_row(T* row, float* loss, int target, float weight,
+                                                         int vocab, int padded_vocab, bool backward) {
   const float target_logit = target < vocab ? to_float(row[target]) : NAN;
   const Softmax softmax = softmax_of<width>(static_cast<const T*>(row), vocab, target, target_logit);
   const float distance = target_logit - softmax.largest;
   if (threadIdx.x == 0) *loss = log1pf(expm1f(distance) + softmax.others) - distance;
   if (!backward) return;
   const float sum = expf(distance) + softmax.others;
-  write_gradient<width>(row, vocab, padded_vocab, target, softmax.largest, weight / sum, -weight * (softmax.others / sum));
+  write_gradient<width>(row, vocab, padded_vocab, target, softmax.largest, weight / sum,
+                        -weight * (softmax.others / sum));
 }
 
 template <int width, class T>
@@ -84,34 +94,40 @@ __device__ __forceinline__ void mask_row(T* row, float* loss, int padded_vocab, 
   Pack<T, width> zeros;
 #pragma unroll
   for (int i = 0; i < width; ++i) zeros.set(i, 0);
-  for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width) zeros.store(row + first);
+  for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width)
+    zeros.store(row + first);
 }
 
 template <int width, class T>
-__global__ void __launch_bounds__(threads) cross_entropy_kernel(T* logits, float* losses, const std::int32_t* targets, const float* weights,
-                                                                float weight, int vocab, int padded_vocab, bool backward) {
+__global__ void __launch_bounds__(threads)
+    cross_entropy_kernel(T* logits, float* losses, const std::int32_t* targets, const float* weights,
+                         float weight, int vocab, int padded_vocab, bool backward) {
   const std::int64_t n = blockIdx.x;
   T* row = logits + n * padded_vocab;
   const int target = targets[n];
   if (target < 0)
     mask_row<width>(row, losses + n, padded_vocab, backward);
   else
-    loss_and_gradient_of_row<width>(row, losses + n, target, weights ? weight * weights[n] : weight, vocab, padded_vocab, backward);
+    loss_and_gradient_of_row<width>(row, losses + n, target, weights ? weight * weights[n] : weight, vocab,
+                                    padded_vocab, backward);
 }
 
 }  // namespace
 
-// A block a row, its threads side by side along it, 16 bytes each. A row (100 kB of bf16 at V_p = 50,304) comes from memory once and from the
-// second-level cache for the gradient, 2 blocks a multiprocessor keeping it there; 2 N V_p elements moved, N V without backward.
+// A block a row, its threads side by side along it, 16 bytes each. A row (100 kB of bf16 at V_p = 50,304)
+// comes from memory once and from the second-level cache for the gradient, 2 blocks a multiprocessor keeping
+// it there; 2 N V_p elements moved, N V without backward.
 void CudaDevice::launch(const CrossEntropy& op) {
   const std::int64_t rows = op.logits.shape[0], padded_vocab = op.logits.shape[1];
   if (rows == 0) return;
   with_element_type(op.logits.dtype, [&](auto type) {
     using T = decltype(type);
     T* logits = data_of<T>(op.logits);
-    const auto kernel = vectorizable(logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T> : cross_entropy_kernel<1, T>;
-    enqueue(kernel, static_cast<unsigned>(rows), threads, 0, stream_, logits, op.losses.as<float>(), op.targets.as<std::int32_t>(),
-            op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab, padded_vocab, op.backward);
+    const auto kernel = vectorizable(logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T>
+                                                           : cross_entropy_kernel<1, T>;
+    enqueue(kernel, static_cast<unsigned>(rows), threads, 0, stream_, logits, op.losses.as<float>(),
+            op.targets.as<std::int32_t>(), op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab,
+            padded_vocab, op.backward);
   });
 }
 

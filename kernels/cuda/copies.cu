@@ -44,7 +44,8 @@ void CudaDevice::launch(const Fill& op) {
   });
 }
 
-// A thread takes 8 elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from bf16 to bf16.
+// A thread takes 8 elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from bf16 to
+// bf16.
 void CudaDevice::launch(const Cast& op) {
   with_element_type(op.out.dtype, [&]<class To>(To) {
     with_element_type(op.x.dtype, [&]<class From>(From) {

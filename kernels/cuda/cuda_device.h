@@ -1,6 +1,6 @@
-// The device of the hand-written kernels: goat::on_cuda::CudaDevice runs them on a GPU, goat::on_simt::CudaDevice thread by thread on the CPU.
-// Each layer's file defines its launch(). fp32 or bf16 operands; accumulation, statistics and reductions in fp32 or better; every kernel
-// deterministic.
+// The device of the hand-written kernels: goat::on_cuda::CudaDevice runs them on a GPU,
+// goat::on_simt::CudaDevice thread by thread on the CPU. Each layer's file defines its launch(). fp32 or bf16
+// operands; accumulation, statistics and reductions in fp32 or better; every kernel deterministic.
 #pragma once
 
 #include <memory>
@@ -61,7 +61,8 @@ class CudaDevice : public Device {
   void launch(const Cast& op) override;
 
  private:
-  // Memory for what one launch() leaves between its kernels; the next call of scratch() may hand out the same bytes.
+  // Memory for what one launch() leaves between its kernels; the next call of scratch() may hand out the same
+  // bytes.
   void* scratch(std::size_t bytes);
 
   Family family() const { return family_of(code_architecture_); }

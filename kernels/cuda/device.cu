@@ -27,9 +27,15 @@ void* CudaDevice::allocate(std::size_t bytes) { return runtime::allocate(bytes);
 void CudaDevice::release(void* memory) noexcept { runtime::release(memory); }
 
 void CudaDevice::set_zero(void* memory, std::size_t bytes) { runtime::set_zero(memory, bytes, stream_); }
-void CudaDevice::upload(void* device, const void* host, std::size_t bytes) { runtime::upload(device, host, bytes, stream_); }
-void CudaDevice::download(void* host, const void* device, std::size_t bytes) { runtime::download(host, device, bytes, stream_); }
-void CudaDevice::copy(void* to, const void* from, std::size_t bytes) { runtime::copy(to, from, bytes, stream_); }
+void CudaDevice::upload(void* device, const void* host, std::size_t bytes) {
+  runtime::upload(device, host, bytes, stream_);
+}
+void CudaDevice::download(void* host, const void* device, std::size_t bytes) {
+  runtime::download(host, device, bytes, stream_);
+}
+void CudaDevice::copy(void* to, const void* from, std::size_t bytes) {
+  runtime::copy(to, from, bytes, stream_);
+}
 void CudaDevice::synchronize() { runtime::synchronize(stream_); }
 
 void* CudaDevice::scratch(std::size_t bytes) {

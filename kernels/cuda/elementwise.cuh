@@ -49,9 +49,11 @@ struct Pack {
 constexpr int elementwise_threads = 256;
 constexpr int most_row_threads = 256;  // of threads_for_row()
 
-// operation.template apply<n>(at) treats the elements at .. at+n-1: n = Operation::step in the first `packs` threads, n = 1 in the others.
+// operation.template apply<n>(at) treats the elements at .. at+n-1: n = Operation::step in the first `packs`
+// threads, n = 1 in the others.
 template <class Operation>
-__global__ void __launch_bounds__(elementwise_threads) elementwise_kernel(Operation operation, std::int64_t packs, std::int64_t count) {
+__global__ void __launch_bounds__(elementwise_threads)
+    elementwise_kernel(Operation operation, std::int64_t packs, std::int64_t count) {
   const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (thread < packs) {
     operation.template apply<Operation::step>(thread * Operation::step);
@@ -61,14 +63,15 @@ __global__ void __launch_bounds__(elementwise_threads) elementwise_kernel(Operat
   }
 }
 
-// Applies the operation to `count` elements of arrays that are all `aligned` to 16 bytes, or not. A thread takes Operation::step of them.
+// Applies the operation to `count` elements of arrays that are all `aligned` to 16 bytes, or not. A thread
+// takes Operation::step of them.
 template <class Operation>
 void enqueue_elementwise(Stream stream, const Operation& operation, std::int64_t count, bool aligned) {
   const std::int64_t packs = aligned ? count / Operation::step : 0;
   const std::int64_t work = packs + (count - packs * Operation::step);
   if (work == 0) return;
-  enqueue(elementwise_kernel<Operation>, dim3(static_cast<unsigned>(divide_up(work, elementwise_threads))), dim3(elementwise_threads), 0, stream,
-          operation, packs, count);
+  enqueue(elementwise_kernel<Operation>, dim3(static_cast<unsigned>(divide_up(work, elementwise_threads))),
+          dim3(elementwise_threads), 0, stream, operation, packs, count);
 }
 
 template <class... T>
@@ -78,7 +81,8 @@ bool aligned_to_16(const T*... memory) {
 
 // Threads for one row of `packs`, a thread a pack where that is not too many.
 inline int threads_for_row(std::int64_t packs) {
-  return static_cast<int>(std::min<std::int64_t>(most_row_threads, std::max<std::int64_t>(1, divide_up(packs, 32)) * 32));
+  return static_cast<int>(
+      std::min<std::int64_t>(most_row_threads, std::max<std::int64_t>(1, divide_up(packs, 32)) * 32));
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -8,20 +8,23 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 template <class T, int n>
-__global__ void __launch_bounds__(most_row_threads) embedding_kernel(T* out, const std::int32_t* tokens, const T* table, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads)
+    embedding_kernel(T* out, const std::int32_t* tokens, const T* table, std::int64_t width) {
   T* to = out + std::int64_t{blockIdx.x} * width;
   const T* from = table + std::int64_t{tokens[blockIdx.x]} * width;
-  for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) Pack<T, n>::load(from + c).store(to + c);
+  for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n)
+    Pack<T, n>::load(from + c).store(to + c);
 }
 
-// ------------------------------------------------------------------------------------------ the tokens in order (stable radix sort)
+// ------------------------------------------------------------------ the tokens in order (stable radix sort)
 constexpr int tile = 512;  // keys a block sorts, one a thread
 constexpr int digit_bits = 8;
 constexpr int digits = 1 << digit_bits;
 constexpr int no_digit = digits;  // of a thread beyond the last key
 
 // `order` lists positions of `keys` (nullptr: 0, 1, 2 ..). The digit of the place-th of them.
-__device__ __forceinline__ int digit_of(const std::int32_t* keys, const std::int32_t* order, std::int64_t place, std::int64_t count, int shift) {
+__device__ __forceinline__ int digit_of(const std::int32_t* keys, const std::int32_t* order,
+                                        std::int64_t place, std::int64_t count, int shift) {
   if (place >= count) return no_digit;
   const std::int32_t key = keys[order ? order[place] : place];
   return static_cast<int>((static_cast<std::uint32_t>(key) >> shift) & (digits - 1));
@@ -29,7 +32,8 @@ __device__ __forceinline__ int digit_of(const std::int32_t* keys, const std::int
 
 // counts[block, d] = the tile's keys with digit d.
 __global__ void __launch_bounds__(tile)
-    count_digits_kernel(std::int32_t* counts, const std::int32_t* keys, const std::int32_t* order, std::int64_t count, int shift) {
+    count_digits_kernel(std::int32_t* counts, const std::int32_t* keys, const std::int32_t* order,
+                        std::int64_t count, int shift) {
   GOAT_SHARED(found, int[digits + 1]);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread <= digits) found[thread] = 0;
@@ -39,9 +43,11 @@ __global__ void __launch_bounds__(tile)
   if (thread < digits) counts[std::int64_t{blockIdx.x} * digits + thread] = found[thread];
 }
 
-// Moves the tile's keys to their places by this digit: after all keys with a smaller digit, and after those with the same one that came before.
-__global__ void __launch_bounds__(tile) place_kernel(std::int32_t* sorted, const std::int32_t* counts, const std::int32_t* keys,
-                                                     const std::int32_t* order, std::int64_t count, int shift) {
+// Moves the tile's keys to their places by this digit: after all keys with a smaller digit, and after those
+// with the same one that came before.
+__global__ void __launch_bounds__(tile)
+    place_kernel(std::int32_t* sorted, const std::int32_t* counts, const std::int32_t* keys,
+                 const std::int32_t* order, std::int64_t count, int shift) {
   GOAT_SHARED(tile_digits, int[tile]);
   GOAT_SHARED(totals, int[digits]);  // keys with a digit, in all tiles
   GOAT_SHARED(places, int[digits]);  // where the tile's first key with a digit goes
@@ -71,16 +77,17 @@ __global__ void __launch_bounds__(tile) place_kernel(std::int32_t* sorted, const
   sorted[places[digit] + rank] = order ? order[place] : static_cast<std::int32_t>(place);
 }
 
-// ------------------------------------------------------------------------------------------------------- sums over runs of one token
+// ------------------------------------------------------------------------------ sums over runs of one token
 constexpr int chunk = 32;  // rows that a block adds up
 constexpr int ahead = 4;   // rows that a thread reads before it adds the first
 
-// A run: consecutive places of the sorted list with the same token. The block takes `chunk` places and adds up its part of each run in fp32. A run
-// that lies inside goes to dtable at once; the parts of the others go to partials[2 chunk] (a run that began before) and [2 chunk + 1] (one that
-// begins here).
+// A run: consecutive places of the sorted list with the same token. The block takes `chunk` places and adds
+// up its part of each run in fp32. A run that lies inside goes to dtable at once; the parts of the others go
+// to partials[2 chunk] (a run that began before) and [2 chunk + 1] (one that begins here).
 template <class T, int n>
-__global__ void __launch_bounds__(most_row_threads) add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens,
-                                                                    const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads)
+    add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens,
+                    const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   GOAT_SHARED(rows, std::int32_t[chunk]);
   GOAT_SHARED(run_token, std::int32_t[chunk + 2]);  // one more at both ends: -1 where there is none
   const std::int64_t first = std::int64_t{blockIdx.x} * chunk;
@@ -98,7 +105,8 @@ __global__ void __launch_bounds__(most_row_threads) add_runs_kernel(T* dtable, f
     for (int start = 0; start < size; start += ahead) {
       Pack<T, n> parts[ahead];
 #pragma unroll
-      for (int a = 0; a < ahead; ++a) parts[a] = Pack<T, n>::load(dout + rows[start + a < size ? start + a : start] * width + c);
+      for (int a = 0; a < ahead; ++a)
+        parts[a] = Pack<T, n>::load(dout + rows[start + a < size ? start + a : start] * width + c);
 #pragma unroll
       for (int a = 0; a < ahead; ++a) {
         const int i = start + a;
@@ -126,17 +134,20 @@ __global__ void __launch_bounds__(most_row_threads) add_runs_kernel(T* dtable, f
   }
 }
 
-// dtable += the parts of a run that crosses chunks, in their order and in double. The block takes the run that begins in its chunk and does not end
-// there, if there is one; a thread takes columns.
+// dtable += the parts of a run that crosses chunks, in their order and in double. The block takes the run
+// that begins in its chunk and does not end there, if there is one; a thread takes columns.
 template <class T>
-__global__ void __launch_bounds__(most_row_threads) add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens,
-                                                                        const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads)
+    add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens,
+                        const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   const std::int64_t here = blockIdx.x;
-  const auto token_at = [&](std::int64_t place) { return place >= 0 && place < count ? tokens[sorted[place]] : -1; };
+  const auto token_at = [&](std::int64_t place) {
+    return place >= 0 && place < count ? tokens[sorted[place]] : -1;
+  };
   const std::int32_t token = token_at((here + 1) * chunk - 1);
   if (token < 0 || token_at((here + 1) * chunk) != token) return;                      // no run crosses
   if (token_at(here * chunk) == token && token_at(here * chunk - 1) == token) return;  // it began before
-  std::int64_t last = here + 1, limit = gridDim.x;                                     // the last chunk that begins with the token
+  std::int64_t last = here + 1, limit = gridDim.x;  // the last chunk that begins with the token
   while (limit - last > 1) {
     const std::int64_t middle = (last + limit) / 2;
     (token_at(middle * chunk) == token ? last : limit) = middle;
@@ -159,29 +170,35 @@ void CudaDevice::launch(const EmbeddingForward& op) {
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(out, width) && aligned_to_16(table);
     enqueue(vectors ? embedding_kernel<T, size> : embedding_kernel<T, 1>, dim3(static_cast<unsigned>(count)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, out, data_of<std::int32_t>(op.tokens), table, width);
+            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, out,
+            data_of<std::int32_t>(op.tokens), table, width);
   });
 }
 
-// The tokens are sorted, so that the rows of one token stand together in the order of n, and the rows are added up in chunks of the sorted list; a
-// token that occurs often is the work of many blocks. Nothing depends on the order in which blocks run. Moves each row of dout once and each row of
-// dtable that occurs twice; the sort, ceil(log2(V_p) / 8) passes of two kernels, moves 16 bytes a token and pass, and 1 KiB for each pair of 512
-// tokens.
+// The tokens are sorted, so that the rows of one token stand together in the order of n, and the rows are
+// added up in chunks of the sorted list; a token that occurs often is the work of many blocks. Nothing
+// depends on the order in which blocks run. Moves each row of dout once and each row of dtable that occurs
+// twice; the sort, ceil(log2(V_p) / 8) passes of two kernels, moves 16 bytes a token and pass, and 1 KiB for
+// each pair of 512 tokens.
 void CudaDevice::launch(const EmbeddingBackward& op) {
   const std::int64_t count = op.tokens.elements(), width = op.dtable.shape[1];
   if (count == 0 || width == 0) return;
   const std::int64_t tiles = divide_up(count, tile), chunks = divide_up(count, chunk);
   const std::size_t partial_bytes = static_cast<std::size_t>(2 * chunks * width) * sizeof(float);
-  auto* partials = static_cast<float*>(scratch(partial_bytes + static_cast<std::size_t>(2 * count + tiles * digits) * sizeof(std::int32_t)));
+  auto* partials = static_cast<float*>(
+      scratch(partial_bytes + static_cast<std::size_t>(2 * count + tiles * digits) * sizeof(std::int32_t)));
   auto* sorted = reinterpret_cast<std::int32_t*>(reinterpret_cast<unsigned char*>(partials) + partial_bytes);
   std::int32_t *other = sorted + count, *counts = other + count;
 
   const auto* tokens = data_of<std::int32_t>(op.tokens);
-  const int bits = std::max(1, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(op.dtable.shape[0] - 1))));
+  const int bits =
+      std::max(1, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(op.dtable.shape[0] - 1))));
   const std::int32_t* order = nullptr;
   for (int shift = 0; shift < bits; shift += digit_bits) {
-    enqueue(count_digits_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, counts, tokens, order, count, shift);
-    enqueue(place_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, sorted, counts, tokens, order, count, shift);
+    enqueue(count_digits_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, counts, tokens,
+            order, count, shift);
+    enqueue(place_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, sorted, counts, tokens,
+            order, count, shift);
     order = sorted;
     std::swap(sorted, other);
   }
@@ -190,9 +207,10 @@ void CudaDevice::launch(const EmbeddingBackward& op) {
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(dout, width) && aligned_to_16(dtable);
     enqueue(vectors ? add_runs_kernel<T, size> : add_runs_kernel<T, 1>, dim3(static_cast<unsigned>(chunks)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, dtable, partials, dout, tokens, order, count, width);
-    enqueue(add_partials_kernel<T>, dim3(static_cast<unsigned>(chunks)), dim3(threads_for_row(width)), 0, stream_, dtable, partials, tokens, order,
-            count, width);
+            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, dtable, partials, dout, tokens,
+            order, count, width);
+    enqueue(add_partials_kernel<T>, dim3(static_cast<unsigned>(chunks)), dim3(threads_for_row(width)), 0,
+            stream_, dtable, partials, tokens, order, count, width);
   });
 }
 

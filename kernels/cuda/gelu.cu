@@ -1,4 +1,5 @@
-// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its relative accuracy in the left tail.
+// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its
+// relative accuracy in the left tail.
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/elementwise.cuh"
 
@@ -11,7 +12,8 @@ constexpr float cubic = 0.044715f;
 struct Gate {
   float open;  // 1 / (1 + e^(-2u))
   float rate;  // d open / dx
-  float x;     // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf * 0
+  float x;  // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf
+            // * 0
 };
 
 __device__ __forceinline__ Gate gate_at(float value) {
@@ -70,7 +72,8 @@ void CudaDevice::launch(const GeluForward& op) {
 void CudaDevice::launch(const GeluBackward& op) {
   with_element_type(op.x.dtype, [&]<class T>(T) {
     const GeluGradient<T> gradient{data_of<T>(op.dx), data_of<T>(op.dout), data_of<T>(op.x)};
-    enqueue_elementwise(stream_, gradient, op.x.elements(), aligned_to_16(gradient.dx, gradient.dout, gradient.x));
+    enqueue_elementwise(stream_, gradient, op.x.elements(),
+                        aligned_to_16(gradient.dx, gradient.dout, gradient.x));
   });
 }
 

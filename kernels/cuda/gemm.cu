@@ -1,6 +1,6 @@
-// Gemm by cuBLASLt. Its matrices are column-major: a row-major [rows, columns] is to it the transpose, columns x rows with leading dimension
-// `columns`. So out = left right is asked for as out^T = right^T left^T, with `right` as its A and `left` as its B, and a bias along the rows of
-// out^T.
+// Gemm by cuBLASLt. Its matrices are column-major: a row-major [rows, columns] is to it the transpose,
+// columns x rows with leading dimension `columns`. So out = left right is asked for as out^T = right^T
+// left^T, with `right` as its A and `left` as its B, and a bias along the rows of out^T.
 #include "kernels/cuda/gemm.cuh"
 
 #include <cublasLt.h>
@@ -18,10 +18,13 @@ namespace {
 
 constexpr std::size_t workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
 
-std::string text_of(const Tensor& tensor) { return std::string("'") + tensor.name + "' " + tensor.shape_text() + " " + name_of(tensor.dtype); }
+std::string text_of(const Tensor& tensor) {
+  return std::string("'") + tensor.name + "' " + tensor.shape_text() + " " + name_of(tensor.dtype);
+}
 
 void check_cublas(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw std::runtime_error(std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusName(status));
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusName(status));
 }
 
 // The bytes that the memory is aligned to, as far as cuBLASLt asks.
@@ -34,8 +37,11 @@ std::uint32_t alignment_of(const Tensor& tensor) {
 
 cublasLtMatrixLayoutOpaque_t layout_of(const Tensor& tensor) {
   cublasLtMatrixLayoutOpaque_t layout;
-  const auto rows = static_cast<std::uint64_t>(tensor.shape[0]), columns = static_cast<std::uint64_t>(tensor.shape[1]);
-  check_cublas(cublasLtMatrixLayoutInit(&layout, tensor.dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F, columns, rows, tensor.shape[1]), "layout");
+  const auto rows = static_cast<std::uint64_t>(tensor.shape[0]),
+             columns = static_cast<std::uint64_t>(tensor.shape[1]);
+  check_cublas(cublasLtMatrixLayoutInit(&layout, tensor.dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F,
+                                        columns, rows, tensor.shape[1]),
+               "layout");
   return layout;
 }
 
@@ -46,7 +52,8 @@ struct Product {
 
   Product(const Tensor& out_, Factor left_, Factor right_, const Tensor& bias)
       : out(layout_of(out_)), left(layout_of(left_.tensor)), right(layout_of(right_.tensor)) {
-    check_cublas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");  // fp32 products of f32, not TF32
+    check_cublas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                 "operation");  // fp32 products of f32, not TF32
     set(CUBLASLT_MATMUL_DESC_TRANSA, right_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, left_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (!bias) return;
@@ -57,14 +64,15 @@ struct Product {
  private:
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
-    check_cublas(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof value), "operation attribute");
+    check_cublas(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof value),
+                 "operation attribute");
   }
 };
 
 class Preference {
  public:
-  // No sums in the type of out (a second rounding) and no order left to chance: a product split along k leaves fp32 parts, added in a step of its
-  // own.
+  // No sums in the type of out (a second rounding) and no order left to chance: a product split along k
+  // leaves fp32 parts, added in a step of its own.
   Preference(const Tensor& out, const Tensor& left, const Tensor& right) {
     check_cublas(cublasLtMatmulPreferenceInit(&preference_), "preference");
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes});
@@ -79,7 +87,8 @@ class Preference {
  private:
   template <class T>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-    check_cublas(cublasLtMatmulPreferenceSetAttribute(&preference_, attribute, &value, sizeof value), "preference attribute");
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(&preference_, attribute, &value, sizeof value),
+                 "preference attribute");
   }
   cublasLtMatmulPreferenceOpaque_t preference_;
 };
@@ -92,7 +101,8 @@ std::string text_of(const Tensor& out, Factor left, Factor right, const Tensor& 
 }  // namespace
 
 struct Gemm::Library {
-  // What the choice of an algorithm depends on: shapes, strides being theirs, dtype, which operands are transposed, bias or not, alignments.
+  // What the choice of an algorithm depends on: shapes, strides being theirs, dtype, which operands are
+  // transposed, bias or not, alignments.
   using Key = std::array<std::int64_t, 10>;
 
   cublasLtHandle_t handle = nullptr;
@@ -116,7 +126,8 @@ struct Gemm::Library {
   }
 
   // The first choice of cuBLASLt's heuristic, asked once a shape.
-  const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right, const Tensor& bias) {
+  const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right,
+                                                       const Tensor& bias) {
     const std::int64_t k = left.tensor.shape[left.transposed ? 0 : 1];
     const Key key{out.shape[0],
                   out.shape[1],
@@ -129,7 +140,8 @@ struct Gemm::Library {
                   alignment_of(left.tensor),
                   alignment_of(right.tensor)};
     const auto known = algorithms.find(key);
-    return known != algorithms.end() ? known->second : algorithms.emplace(key, ask(out, left, right, bias)).first->second;
+    return known != algorithms.end() ? known->second
+                                     : algorithms.emplace(key, ask(out, left, right, bias)).first->second;
   }
 
  private:
@@ -138,9 +150,9 @@ struct Gemm::Library {
     Preference preference(out, left.tensor, right.tensor);
     std::array<cublasLtMatmulHeuristicResult_t, 4> results{};
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, &product.operation, &product.right, &product.left, &product.out, &product.out, preference.get(),
-                                       static_cast<int>(results.size()), results.data(), &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle, &product.operation, &product.right, &product.left, &product.out, &product.out,
+        preference.get(), static_cast<int>(results.size()), results.data(), &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return std::nullopt;
     check_cublas(status, "choice of an algorithm");
     const auto usable = [](const cublasLtMatmulHeuristicResult_t& result) {
@@ -161,19 +173,23 @@ bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tens
 void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate) {
   if (out.elements() == 0) return;
   if (left.tensor.elements() == 0) {  // an empty sum
-    if (bias) throw std::runtime_error("Gemm: an empty product with a bias: " + text_of(out, left, right, bias));
+    if (bias)
+      throw std::runtime_error("Gemm: an empty product with a bias: " + text_of(out, left, right, bias));
     if (!accumulate) runtime::set_zero(out.data, out.bytes(), stream_);
     return;
   }
   const std::optional<cublasLtMatmulAlgo_t>& algorithm = library_->algorithm(out, left, right, bias);
-  if (!algorithm) throw std::runtime_error("cuBLASLt has no algorithm for " + text_of(out, left, right, bias));
+  if (!algorithm)
+    throw std::runtime_error("cuBLASLt has no algorithm for " + text_of(out, left, right, bias));
   Product product(out, left, right, bias);
   const float one = 1, beta = accumulate ? 1.0f : 0.0f;
   const cublasStatus_t status =
-      cublasLtMatmul(library_->handle, &product.operation, &one, right.tensor.data, &product.right, left.tensor.data, &product.left, &beta, out.data,
-                     &product.out, out.data, &product.out, &*algorithm, library_->workspace, workspace_bytes, stream_);
+      cublasLtMatmul(library_->handle, &product.operation, &one, right.tensor.data, &product.right,
+                     left.tensor.data, &product.left, &beta, out.data, &product.out, out.data, &product.out,
+                     &*algorithm, library_->workspace, workspace_bytes, stream_);
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusName(status) + " for " + text_of(out, left, right, bias));
+    throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusName(status) + " for " +
+                             text_of(out, left, right, bias));
 }
 
 }  // namespace goat::on_cuda

@@ -1,4 +1,5 @@
-// Dense matrix products: cuBLASLt on the GPU (gemm.cu), oneDNN in its place where the kernels are simulated (kernels/simt/gemm.cpp).
+// Dense matrix products: cuBLASLt on the GPU (gemm.cu), oneDNN in its place where the kernels are simulated
+// (kernels/simt/gemm.cpp).
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@ struct Factor {
   bool transposed;
 };
 
-// All operands are f32 (full fp32 products) or all bf16 (fp32 accumulation). Deterministic. Throws std::runtime_error naming the tensors.
+// All operands are f32 (full fp32 products) or all bf16 (fp32 accumulation). Deterministic. Throws
+// std::runtime_error naming the tensors.
 class Gemm {
  public:
   explicit Gemm(Stream stream);
@@ -34,6 +36,8 @@ class Gemm {
   std::unique_ptr<Library> library_;
 };
 
-inline bool is_aligned_bias(const Tensor& bias) { return reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0; }
+inline bool is_aligned_bias(const Tensor& bias) {
+  return reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+}
 
 }  // namespace goat::GOAT_TARGET

@@ -13,14 +13,16 @@ constexpr int slice_rows = 256;   // rows a block sums; 32 of them in fp32 in on
 constexpr int finish_warps = 32;  // of a block that adds the slices
 constexpr int spread_threads = 256;
 
-// partial[slice, c] = sum of matrix[row, c] over the slice's rows. A lane owns `width` columns (16 bytes, or one where rows do not start on 16
-// bytes).
+// partial[slice, c] = sum of matrix[row, c] over the slice's rows. A lane owns `width` columns (16 bytes, or
+// one where rows do not start on 16 bytes).
 template <int width, class T>
-__global__ void __launch_bounds__(32 * warps) column_sums_kernel(double* partial, const T* matrix, std::int64_t rows, std::int64_t columns) {
+__global__ void __launch_bounds__(32 * warps)
+    column_sums_kernel(double* partial, const T* matrix, std::int64_t rows, std::int64_t columns) {
   GOAT_SHARED(warp_sums, float[warps][32 * width]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t tile = static_cast<std::int64_t>(blockIdx.y) * 32 * width, column = tile + lane * width;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * slice_rows, last = first + slice_rows < rows ? first + slice_rows : rows;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * slice_rows,
+                     last = first + slice_rows < rows ? first + slice_rows : rows;
   float sums[width] = {};
   if (column < columns) {
 #pragma unroll 4
@@ -42,13 +44,15 @@ __global__ void __launch_bounds__(32 * warps) column_sums_kernel(double* partial
 
 // sums[c] += the column sums of partial [slices, columns]. A block owns 32 columns.
 template <class T>
-__global__ void __launch_bounds__(32 * finish_warps) add_slices_kernel(T* sums, const double* partial, std::int64_t slices, std::int64_t columns) {
+__global__ void __launch_bounds__(32 * finish_warps)
+    add_slices_kernel(T* sums, const double* partial, std::int64_t slices, std::int64_t columns) {
   GOAT_SHARED(warp_sums, double[finish_warps][32]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
   double total = 0;
   if (column < columns)
-    for (std::int64_t slice = warp; slice < slices; slice += finish_warps) total += partial[slice * columns + column];
+    for (std::int64_t slice = warp; slice < slices; slice += finish_warps)
+      total += partial[slice * columns + column];
   warp_sums[warp][lane] = total;
   __syncthreads();
   if (warp == 0 && column < columns) {
@@ -59,7 +63,8 @@ __global__ void __launch_bounds__(32 * finish_warps) add_slices_kernel(T* sums, 
 
 // out[n, :] = bias
 template <class T>
-__global__ void __launch_bounds__(spread_threads) spread_rows_kernel(T* out, const T* bias, std::int64_t elements, std::int64_t columns) {
+__global__ void __launch_bounds__(spread_threads)
+    spread_rows_kernel(T* out, const T* bias, std::int64_t elements, std::int64_t columns) {
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * spread_threads + threadIdx.x; i < elements;
        i += static_cast<std::int64_t>(gridDim.x) * spread_threads)
     out[i] = bias[i % columns];
@@ -67,40 +72,48 @@ __global__ void __launch_bounds__(spread_threads) spread_rows_kernel(T* out, con
 
 }  // namespace
 
-// Where Gemm cannot add this bias (say, it is not aligned), out starts as the bias in every row, and the product is added: one write and one read of
-// out more, and the same single rounding.
+// Where Gemm cannot add this bias (say, it is not aligned), out starts as the bias in every row, and the
+// product is added: one write and one read of out more, and the same single rounding.
 void CudaDevice::launch(const LinearForward& op) {
   const std::int64_t elements = op.out.elements();
-  const bool spread = op.bias && elements > 0 && !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias);
+  const bool spread =
+      op.bias && elements > 0 && !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias);
   if (spread) {
-    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_));
+    const auto blocks = static_cast<unsigned>(
+        std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_));
     with_element_type(op.out.dtype, [&](auto type) {
       using T = decltype(type);
-      enqueue(spread_rows_kernel<T>, blocks, spread_threads, 0, stream_, data_of<T>(op.out), data_of<T>(op.bias), elements, op.out.shape[1]);
+      enqueue(spread_rows_kernel<T>, blocks, spread_threads, 0, stream_, data_of<T>(op.out),
+              data_of<T>(op.bias), elements, op.out.shape[1]);
     });
   }
   gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread);
 }
 
-void CudaDevice::launch(const LinearBackwardInput& op) { gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false); }
+void CudaDevice::launch(const LinearBackwardInput& op) {
+  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false);
+}
 
-// dbias in two steps: a block sums a slice of 256 rows of a tile of columns, a warp reading 512 consecutive bytes of a row; then a block adds the
-// slices of 32 columns. Reads dout once, and moves 16 bytes a column and slice.
+// dbias in two steps: a block sums a slice of 256 rows of a tile of columns, a warp reading 512 consecutive
+// bytes of a row; then a block adds the slices of 32 columns. Reads dout once, and moves 16 bytes a column
+// and slice.
 void CudaDevice::launch(const LinearBackwardWeight& op) {
   gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true);
   const std::int64_t rows = op.dout.shape[0], columns = op.dout.shape[1];
   if (!op.dbias || rows == 0) return;
   const std::int64_t slices = divide_up(rows, slice_rows);
-  double* partial = static_cast<double*>(scratch(static_cast<std::size_t>(slices * columns) * sizeof(double)));
+  double* partial =
+      static_cast<double*>(scratch(static_cast<std::size_t>(slices * columns) * sizeof(double)));
   with_element_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);
     const T* dout = data_of<T>(op.dout);
     const bool vectors = vectorizable(dout, columns);
     const int width = vectors ? Vector<T>::size : 1;
     const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(divide_up(columns, 32 * width)));
-    enqueue(vectors ? column_sums_kernel<Vector<T>::size, T> : column_sums_kernel<1, T>, grid, 32 * warps, 0, stream_, partial, dout, rows, columns);
-    enqueue(add_slices_kernel<T>, static_cast<unsigned>(divide_up(columns, 32)), 32 * finish_warps, 0, stream_, data_of<T>(op.dbias), partial, slices,
-            columns);
+    enqueue(vectors ? column_sums_kernel<Vector<T>::size, T> : column_sums_kernel<1, T>, grid, 32 * warps, 0,
+            stream_, partial, dout, rows, columns);
+    enqueue(add_slices_kernel<T>, static_cast<unsigned>(divide_up(columns, 32)), 32 * finish_warps, 0,
+            stream_, data_of<T>(op.dbias), partial, slices, columns);
   });
 }
 

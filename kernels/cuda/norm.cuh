@@ -8,8 +8,9 @@
 
 namespace goat::GOAT_TARGET {
 
-// How a row is spread over `row_warps` warps: thread t works on packs t, t + 32 row_warps, ... It holds up to `held` of them in registers; held = 0:
-// any number, which it reads again at each pass over the row. A block of `threads` works on `rows` rows at a time.
+// How a row is spread over `row_warps` warps: thread t works on packs t, t + 32 row_warps, ... It holds up to
+// `held` of them in registers; held = 0: any number, which it reads again at each pass over the row. A block
+// of `threads` works on `rows` rows at a time.
 template <class T, int elements, int row_warps, int held_packs>
 struct RowLayout {
   static constexpr int warps = row_warps, held = held_packs;
@@ -49,8 +50,8 @@ struct RowLayout {
   }
 };
 
-// Calls body(layout) with the layout for rows of `width`: a warp a row up to 4 vectors a thread, then a block a row. Whatever cannot be read in
-// vectors, or is too wide to be held, takes the last one.
+// Calls body(layout) with the layout for rows of `width`: a warp a row up to 4 vectors a thread, then a block
+// a row. Whatever cannot be read in vectors, or is too wide to be held, takes the last one.
 template <class T, class Body>
 void with_row_layout(bool vectors, std::int64_t width, Body&& body) {
   constexpr int size = Vector<T>::size;
@@ -81,8 +82,8 @@ struct NormForward {
   float eps;
 };
 
-// mean = centre + shift: two floats, so that a mean far larger than the standard deviation loses nothing when it is subtracted. The second pass,
-// about the rounded mean, also measures what the rounding lost.
+// mean = centre + shift: two floats, so that a mean far larger than the standard deviation loses nothing when
+// it is subtracted. The second pass, about the rounded mean, also measures what the rounding lost.
 struct RowStatistics {
   float centre, shift, rstd;
 };
@@ -113,7 +114,8 @@ __device__ __forceinline__ RowStatistics row_statistics(int width, float eps, El
   moments = Layout::sum(moments);
   const float shift = moments.x / count;
   const float variance = moments.y / count - shift * shift;
-  return {centre, shift, rsqrtf((variance < 0 ? 0.0f : variance) + eps)};  // not fmaxf, which would lose a NaN
+  return {centre, shift,
+          rsqrtf((variance < 0 ? 0.0f : variance) + eps)};  // not fmaxf, which would lose a NaN
 }
 
 template <class T, bool centred, class Layout>
@@ -165,19 +167,21 @@ __global__ void __launch_bounds__(Layout::threads) norm_forward_kernel(NormForwa
 template <class T, bool centred>
 void enqueue_norm_forward(Stream stream, const NormForward<T>& op) {
   if (op.rows == 0) return;
-  const bool vectors = vectorizable(op.x, op.width) && aligned_to_16(op.out, op.sum, op.residual, op.weight, op.bias);
+  const bool vectors =
+      vectorizable(op.x, op.width) && aligned_to_16(op.out, op.sum, op.residual, op.weight, op.bias);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
     const auto blocks = static_cast<unsigned>(divide_up(op.rows, Layout::rows));
     enqueue(norm_forward_kernel<T, centred, Layout>, dim3(blocks), dim3(Layout::threads), 0, stream, op);
   });
 }
 
-// ----------------------------------------------------------------------------------------------------------------- backward
+// ------------------------------------------------------------------------------------------------- backward
 // With g = dout weight and <.> the mean over the row:
 //   dsum += rstd (g - <g> - y <g y>)  (RMSNorm: without <g>),   dweight += dout y,   dbias += dout.
 template <class T>
 struct NormBackward {
-  static constexpr std::int64_t most_blocks = 512;  // one wave of the largest GPUs; depends on nothing, as the order of the sums must not
+  static constexpr std::int64_t most_blocks =
+      512;  // one wave of the largest GPUs; depends on nothing, as the order of the sums must not
 
   T *dsum, *dweight, *dbias;
   const T *dout, *sum, *weight;
@@ -185,23 +189,30 @@ struct NormBackward {
   std::int64_t rows;
   int width;
 
-  std::int64_t block_rows() const { return divide_up(rows, most_blocks) < 4 ? 4 : divide_up(rows, most_blocks); }
+  std::int64_t block_rows() const {
+    return divide_up(rows, most_blocks) < 4 ? 4 : divide_up(rows, most_blocks);
+  }
   std::int64_t blocks() const { return divide_up(rows, block_rows()); }
 };
 
 // The block's dynamic shared memory: the gradients of the parameters, where rows are worked on side by side.
 template <class Layout, bool centred>
-constexpr int norm_backward_shared_bytes = Layout::rows > 1 ? (centred ? 2 : 1) * Layout::held_width* static_cast<int>(sizeof(float)) : 0;
+constexpr int norm_backward_shared_bytes =
+    Layout::rows > 1 ? (centred ? 2 : 1) * Layout::held_width* static_cast<int>(sizeof(float)) : 0;
 
-// A row at a time; the gradients of the parameters stay in registers (held = 0: in the block's part of `partials`).
+// A row at a time; the gradients of the parameters stay in registers (held = 0: in the block's part of
+// `partials`).
 template <class T, bool centred, class Layout>
-__global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBackward<T> op, float* partials, std::int64_t block_rows) {
+__global__ void __launch_bounds__(Layout::threads)
+    norm_backward_kernel(NormBackward<T> op, float* partials, std::int64_t block_rows) {
   state_dynamic_shared<norm_backward_shared_bytes<Layout, centred>>();
   using Part = typename Layout::Part;
   constexpr int held = Layout::held > 0 ? Layout::held : 1, gradients = centred ? 2 : 1;
   const int width = op.width;
-  float* block_partial = partials + std::int64_t{blockIdx.x} * gradients * width;  // [gradients, C]: dweight, dbias
-  const std::int64_t first = std::int64_t{blockIdx.x} * block_rows, last = first + block_rows < op.rows ? first + block_rows : op.rows;
+  float* block_partial =
+      partials + std::int64_t{blockIdx.x} * gradients * width;  // [gradients, C]: dweight, dbias
+  const std::int64_t first = std::int64_t{blockIdx.x} * block_rows,
+                     last = first + block_rows < op.rows ? first + block_rows : op.rows;
 
   float dweight[held][Part::size] = {}, dbias[held][Part::size] = {};
   const int group = static_cast<int>(threadIdx.x) / Layout::row_threads;
@@ -248,7 +259,8 @@ __global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBack
     });
   }
 
-  if constexpr (Layout::held > 0) {  // the rows of the block that were worked on side by side are added in their order
+  if constexpr (Layout::held >
+                0) {  // the rows of the block that were worked on side by side are added in their order
     for (int turn = 0; turn < Layout::rows; ++turn) {
       float* sofar = dynamic_shared<float>();
       if (group == turn) {
@@ -257,7 +269,8 @@ __global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBack
 #pragma unroll
           for (int e = 0; e < Part::size; ++e) {
             to[c + e] = (turn == 0 ? 0.0f : sofar[c + e]) + dweight[i][e];
-            if constexpr (centred) to[width + c + e] = (turn == 0 ? 0.0f : sofar[width + c + e]) + dbias[i][e];
+            if constexpr (centred)
+              to[width + c + e] = (turn == 0 ? 0.0f : sofar[width + c + e]) + dbias[i][e];
           }
         });
       }
@@ -266,18 +279,20 @@ __global__ void __launch_bounds__(Layout::threads) norm_backward_kernel(NormBack
   }
 }
 
-// dweight and dbias += the blocks' partial sums, in the order of the blocks within each of 16 interleaved slices, then of the slices; in double.
-// A thread takes a column of a slice; partials is [blocks, columns].
+// dweight and dbias += the blocks' partial sums, in the order of the blocks within each of 16 interleaved
+// slices, then of the slices; in double. A thread takes a column of a slice; partials is [blocks, columns].
 constexpr int slices = 16;
 template <class T>
 __global__ void __launch_bounds__(32 * slices)
-    norm_add_partials_kernel(T* dweight, T* dbias, const float* partials, std::int64_t blocks, int width, int columns) {
+    norm_add_partials_kernel(T* dweight, T* dbias, const float* partials, std::int64_t blocks, int width,
+                             int columns) {
   GOAT_SHARED(sums, double[slices][32]);
   const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
   const int column = static_cast<int>(blockIdx.x) * 32 + lane;
   double sum = 0;
   if (column < columns)
-    for (std::int64_t block = slice; block < blocks; block += slices) sum += static_cast<double>(partials[block * columns + column]);
+    for (std::int64_t block = slice; block < blocks; block += slices)
+      sum += static_cast<double>(partials[block * columns + column]);
   sums[slice][lane] = sum;
   __syncthreads();
   if (slice == 0 && column < columns) {
@@ -295,11 +310,12 @@ void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* part
   const int columns = (centred ? 2 : 1) * op.width;
   const bool vectors = vectorizable(op.dout, op.width) && aligned_to_16(op.dsum, op.sum, op.weight);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
-    enqueue(norm_backward_kernel<T, centred, Layout>, dim3(static_cast<unsigned>(op.blocks())), dim3(Layout::threads),
-            norm_backward_shared_bytes<Layout, centred>, stream, op, partials, op.block_rows());
+    enqueue(norm_backward_kernel<T, centred, Layout>, dim3(static_cast<unsigned>(op.blocks())),
+            dim3(Layout::threads), norm_backward_shared_bytes<Layout, centred>, stream, op, partials,
+            op.block_rows());
   });
-  enqueue(norm_add_partials_kernel<T>, dim3(static_cast<unsigned>(divide_up(columns, 32))), dim3(32 * slices), 0, stream, op.dweight, op.dbias,
-          partials, op.blocks(), op.width, columns);
+  enqueue(norm_add_partials_kernel<T>, dim3(static_cast<unsigned>(divide_up(columns, 32))), dim3(32 * slices),
+          0, stream, op.dweight, op.dbias, partials, op.blocks(), op.width, columns);
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -16,14 +16,16 @@ namespace {
 constexpr int sum_threads = 1024;  // the single blocks that finish a sum
 
 __global__ void __launch_bounds__(sum_threads)
-    add_loss_kernel(StepState* state, const float* losses, const float* weights, float weight, std::int64_t count) {
+    add_loss_kernel(StepState* state, const float* losses, const float* weights, float weight,
+                    std::int64_t count) {
   double sum = 0;
-  for (std::int64_t n = threadIdx.x; n < count; n += sum_threads) sum += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
+  for (std::int64_t n = threadIdx.x; n < count; n += sum_threads)
+    sum += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
   sum = block_sum<sum_threads>(sum);
   if (threadIdx.x == 0) state->loss = static_cast<float>(state->loss + weight * sum);
 }
 
-// ------------------------------------------------------------------------------------------------------------ gradient norm
+// -------------------------------------------------------------------------------------------- gradient norm
 constexpr int norm_threads = 256;
 constexpr std::int64_t norm_chunk = 32768;  // elements a block takes
 
@@ -51,11 +53,13 @@ __device__ __forceinline__ double sum_of_squares(const T* values, std::int64_t c
       for (int e = 0; e < width; ++e) sum += static_cast<double>(vector[e]) * vector[e];
     }
   }
-  for (std::int64_t i = done + threadIdx.x; i < count; i += norm_threads) sum += static_cast<double>(to_float(values[i])) * to_float(values[i]);
+  for (std::int64_t i = done + threadIdx.x; i < count; i += norm_threads)
+    sum += static_cast<double>(to_float(values[i])) * to_float(values[i]);
   return sum;
 }
 
-__global__ void __launch_bounds__(norm_threads) squares_kernel(double* partial, const __grid_constant__ GradientList list) {
+__global__ void __launch_bounds__(norm_threads)
+    squares_kernel(double* partial, const __grid_constant__ GradientList list) {
   int i = 0;
   while (i + 1 < list.tensors && list.first_block[i + 1] <= blockIdx.x) ++i;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x - list.first_block[i]) * norm_chunk;
@@ -72,21 +76,22 @@ __device__ __forceinline__ void judge(StepState& state, double squares, float cl
   state.grad_norm = static_cast<float>(sqrt(squares));
   state.clip_scale = clip > 0 && state.grad_norm > clip ? clip / state.grad_norm : 1.0f;
   const bool finite = is_finite(state.loss) && is_finite(state.grad_norm);
-  const bool spike =
-      (state.loss_limit > 0 && state.loss > state.loss_limit) || (state.grad_norm_limit > 0 && state.grad_norm > state.grad_norm_limit);
+  const bool spike = (state.loss_limit > 0 && state.loss > state.loss_limit) ||
+                     (state.grad_norm_limit > 0 && state.grad_norm > state.grad_norm_limit);
   state.skip_update = !finite ? StepState::not_finite : spike ? StepState::spike : 0;
   state.consecutive_skips = state.skip_update ? state.consecutive_skips + 1 : 0;
   state.updates += state.skip_update ? 0 : 1;
 }
 
-__global__ void __launch_bounds__(sum_threads) finish_norm_kernel(StepState* state, const double* partial, std::int64_t partials, float clip) {
+__global__ void __launch_bounds__(sum_threads)
+    finish_norm_kernel(StepState* state, const double* partial, std::int64_t partials, float clip) {
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < partials; i += sum_threads) sum += partial[i];
   sum = block_sum<sum_threads>(sum);
   if (threadIdx.x == 0) judge(*state, sum, clip);
 }
 
-// -------------------------------------------------------------------------------------------------------------------- adamw
+// ---------------------------------------------------------------------------------------------------- adamw
 constexpr int adamw_threads = 256;
 constexpr int quad = 4;  // elements a thread updates at a time: 16 bytes of f32
 
@@ -109,7 +114,8 @@ struct alignas(quad * sizeof(T)) Quad {
   T element[quad];
 };
 
-// The first `count` of four consecutive elements; one access of 16 bytes (bf16: 8) where `vectors` and all four are there.
+// The first `count` of four consecutive elements; one access of 16 bytes (bf16: 8) where `vectors` and all
+// four are there.
 template <class T>
 __device__ __forceinline__ void load(float (&values)[quad], const T* source, int count, bool vectors) {
   using Bits = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
@@ -138,8 +144,8 @@ __device__ __forceinline__ void store(T* target, const T (&values)[quad], int co
   }
 }
 
-// Adds 16 random bits below the last bit that bf16 keeps, and cuts: away from zero with probability (bits cut off) / 2^16. The largest bf16 and what
-// lies beyond it, infinity and NaN are rounded to nearest.
+// Adds 16 random bits below the last bit that bf16 keeps, and cuts: away from zero with probability (bits cut
+// off) / 2^16. The largest bf16 and what lies beyond it, infinity and NaN are rounded to nearest.
 __device__ __forceinline__ bf16 rounded_stochastically(float value, std::uint32_t random) {
   std::uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -152,12 +158,13 @@ __device__ __forceinline__ bf16 rounded_stochastically(float value, std::uint32_
 
 // Element i takes word i % 4 of the Philox block with key `seed` and counter (i / 4, t).
 template <class P>
-__device__ __forceinline__ void round_weights(P (&param)[quad], const float (&weights)[quad], std::int64_t block, std::int64_t t, std::uint64_t seed,
+__device__ __forceinline__ void round_weights(P (&param)[quad], const float (&weights)[quad],
+                                              std::int64_t block, std::int64_t t, std::uint64_t seed,
                                               bool stochastic) {
   if constexpr (std::is_same_v<P, bf16>) {
     if (stochastic) {
-      std::uint32_t random[4] = {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), static_cast<std::uint32_t>(t),
-                                 static_cast<std::uint32_t>(t >> 32)};
+      std::uint32_t random[4] = {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                                 static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(t >> 32)};
       philox4x32(random, seed);
 #pragma unroll
       for (int e = 0; e < quad; ++e) param[e] = rounded_stochastically(weights[e], random[e]);
@@ -174,7 +181,8 @@ struct AdamWStep {
 };
 
 template <class P, class G>
-__device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const AdamWStep& step, std::int64_t block) {
+__device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const AdamWStep& step,
+                                            std::int64_t block) {
   const std::int64_t first = block * quad;
   const int count = a.count - first < quad ? static_cast<int>(a.count - first) : quad;
   float weights[quad], m[quad], v[quad], grad[quad];
@@ -187,7 +195,8 @@ __device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const 
     const float g = step.clip_scale * grad[e];
     m[e] = a.beta1 * m[e] + (1 - a.beta1) * g;
     v[e] = a.beta2 * v[e] + (1 - a.beta2) * g * g;
-    weights[e] -= step.learning_rate * (m[e] * step.m_correction / (sqrtf(v[e] * step.v_correction) + a.eps) + a.weight_decay * weights[e]);
+    weights[e] -= step.learning_rate * (m[e] * step.m_correction / (sqrtf(v[e] * step.v_correction) + a.eps) +
+                                        a.weight_decay * weights[e]);
   }
   store(a.m + first, m, count, a.vectors);
   store(a.v + first, v, count, a.vectors);
@@ -198,7 +207,8 @@ __device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const 
 }
 
 template <class P, class G>
-__global__ void __launch_bounds__(adamw_threads) adamw_kernel(const StepState* state, const AdamWOperands<P, G> a) {
+__global__ void __launch_bounds__(adamw_threads)
+    adamw_kernel(const StepState* state, const AdamWOperands<P, G> a) {
   GOAT_SHARED(correction, float[2]);
   const std::int64_t t = state->updates;
   if (threadIdx.x < 2) {
@@ -208,23 +218,27 @@ __global__ void __launch_bounds__(adamw_threads) adamw_kernel(const StepState* s
   __syncthreads();
   if (state->skip_update) return;
   const AdamWStep step{state->clip_scale, state->learning_rate, correction[0], correction[1], t};
-  const std::int64_t blocks = (a.count + quad - 1) / quad, stride = static_cast<std::int64_t>(gridDim.x) * adamw_threads;
-  for (std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * adamw_threads + threadIdx.x; block < blocks; block += stride)
+  const std::int64_t blocks = (a.count + quad - 1) / quad,
+                     stride = static_cast<std::int64_t>(gridDim.x) * adamw_threads;
+  for (std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * adamw_threads + threadIdx.x;
+       block < blocks; block += stride)
     update_quad(a, step, block);
 }
 
-bool aligned_to_quads(const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data) % (quad * size_of(tensor.dtype)) == 0; }
+bool aligned_to_quads(const Tensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % (quad * size_of(tensor.dtype)) == 0;
+}
 
 }  // namespace
 
 // One block: N is small. Moves 4 bytes a token (8 with weights).
 void CudaDevice::launch(const AddLoss& op) {
-  enqueue(add_loss_kernel, 1, sum_threads, 0, stream_, op.state, op.losses.as<float>(), op.weights ? op.weights.as<float>() : nullptr, op.weight,
-          op.losses.elements());
+  enqueue(add_loss_kernel, 1, sum_threads, 0, stream_, op.state, op.losses.as<float>(),
+          op.weights ? op.weights.as<float>() : nullptr, op.weight, op.losses.elements());
 }
 
-// A block sums a chunk of one gradient, 16 bytes a thread at a time; many tensors share a launch. One more block adds the chunks in their order and
-// judges the step. Moves the gradients once.
+// A block sums a chunk of one gradient, 16 bytes a thread at a time; many tensors share a launch. One more
+// block adds the chunks in their order and judges the step. Moves the gradients once.
 void CudaDevice::launch(const GradientNorm& op) {
   const auto blocks_of = [](const Tensor& tensor) { return divide_up(tensor.elements(), norm_chunk); };
   std::int64_t partials = 0, done = 0;
@@ -249,15 +263,17 @@ void CudaDevice::launch(const GradientNorm& op) {
   enqueue(finish_norm_kernel, 1, sum_threads, 0, stream_, op.state, partial, partials, op.clip);
 }
 
-// Threads side by side, four elements each: every access of a warp is 512 consecutive bytes (256 of bf16). Moves 28 bytes a parameter in f32; 30 with
-// a bf16 parameter and its master weight, whose gradient is f32, 28 where it is bf16.
+// Threads side by side, four elements each: every access of a warp is 512 consecutive bytes (256 of bf16).
+// Moves 28 bytes a parameter in f32; 30 with a bf16 parameter and its master weight, whose gradient is f32,
+// 28 where it is bf16.
 void CudaDevice::launch(const AdamW& op) {
   const std::int64_t count = op.param.elements();
   if (count == 0) return;
   const Tensor& weights = op.master ? op.master : op.param;
-  const bool vectors =
-      aligned_to_quads(op.param) && aligned_to_quads(weights) && aligned_to_quads(op.m) && aligned_to_quads(op.v) && aligned_to_quads(op.grad);
-  const std::int64_t blocks = std::min<std::int64_t>(divide_up(count, quad * adamw_threads), 8 * multiprocessors_);
+  const bool vectors = aligned_to_quads(op.param) && aligned_to_quads(weights) && aligned_to_quads(op.m) &&
+                       aligned_to_quads(op.v) && aligned_to_quads(op.grad);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(divide_up(count, quad * adamw_threads), 8 * multiprocessors_);
   with_element_type(op.param.dtype, [&](auto param_type) {
     with_element_type(op.grad.dtype, [&](auto grad_type) {
       using P = decltype(param_type);
@@ -275,7 +291,8 @@ void CudaDevice::launch(const AdamW& op) {
                                          op.rounding == Rounding::stochastic,
                                          op.seed,
                                          vectors};
-      enqueue(adamw_kernel<P, G>, static_cast<unsigned>(blocks), adamw_threads, 0, stream_, op.state, operands);
+      enqueue(adamw_kernel<P, G>, static_cast<unsigned>(blocks), adamw_threads, 0, stream_, op.state,
+              operands);
     });
   });
 }

@@ -10,7 +10,8 @@ __device__ __forceinline__ void philox4x32(std::uint32_t (&words)[4], std::uint6
   std::uint32_t key_low = static_cast<std::uint32_t>(key), key_high = static_cast<std::uint32_t>(key >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * words[0], p1 = std::uint64_t{0xCD9E8D57u} * words[2];
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * words[0],
+                        p1 = std::uint64_t{0xCD9E8D57u} * words[2];
     words[0] = static_cast<std::uint32_t>(p1 >> 32) ^ words[1] ^ key_low;
     words[1] = static_cast<std::uint32_t>(p1);
     words[2] = static_cast<std::uint32_t>(p0 >> 32) ^ words[3] ^ key_high;

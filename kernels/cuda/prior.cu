@@ -1,4 +1,5 @@
-// The relative prior: Fourier table, positional lanes of q and k, gradients of alpha, beta, lambda and w, and softplus of the slope.
+// The relative prior: Fourier table, positional lanes of q and k, gradients of alpha, beta, lambda and w, and
+// softplus of the slope.
 #include <algorithm>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -16,8 +17,9 @@ constexpr int threads = 256, warps = threads / 32;
 unsigned blocks_for(std::int64_t items) { return static_cast<unsigned>(divide_up(items, threads)); }
 
 template <class Frequency>
-__global__ void __launch_bounds__(threads) fourier_table_kernel(float* __restrict__ table, const Frequency* __restrict__ frequency,
-                                                                const std::int32_t* __restrict__ positions, std::int64_t rows, int modes, int axes) {
+__global__ void __launch_bounds__(threads)
+    fourier_table_kernel(float* __restrict__ table, const Frequency* __restrict__ frequency,
+                         const std::int32_t* __restrict__ positions, std::int64_t rows, int modes, int axes) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (i >= rows * modes) return;
   const int r = static_cast<int>(i % modes);
@@ -32,8 +34,9 @@ void CudaDevice::launch(const FourierTable& op) {
   const std::int64_t rows = op.table.shape[0], modes = op.table.shape[1];
   if (rows * modes == 0) return;
   const auto fill = [&](auto* frequency) {
-    enqueue(fourier_table_kernel<std::remove_pointer_t<decltype(frequency)>>, dim3(blocks_for(rows * modes)), dim3(threads), 0, stream_,
-            data_of<float>(op.table), frequency, data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
+    enqueue(fourier_table_kernel<std::remove_pointer_t<decltype(frequency)>>, dim3(blocks_for(rows * modes)),
+            dim3(threads), 0, stream_, data_of<float>(op.table), frequency,
+            data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
             static_cast<int>(op.positions.shape[1]));
   };
   if (op.frequency.dtype == DType::f64)
@@ -64,26 +67,34 @@ __device__ __forceinline__ float2 query_lanes(const LaneArguments<T>& op, std::i
 }
 template <class T>
 __device__ __forceinline__ float2 key_lanes(const LaneArguments<T>& op, std::int64_t t, int h, int i) {
-  if (i < op.modes) return make_float2(op.fourier[(t * op.modes + i) * 2], op.fourier[(t * op.modes + i) * 2 + 1]);
+  if (i < op.modes)
+    return make_float2(op.fourier[(t * op.modes + i) * 2], op.fourier[(t * op.modes + i) * 2 + 1]);
   if (i > op.modes) return make_float2(0, 0);
   const float bias = op.key_bias[h * op.key_bias_stride + t] / (op.scale * PriorLanesForward::key_bias_unit);
   const float high = to_float(from_float<T>(bias));
   return make_float2(high, bias - high);
 }
 
-__device__ __forceinline__ void store_pair(float* lanes, float2 pair) { *reinterpret_cast<float2*>(lanes) = pair; }
-__device__ __forceinline__ void store_pair(bf16* lanes, float2 pair) { *reinterpret_cast<std::uint32_t*>(lanes) = pack_bf16(pair.x, pair.y); }
+__device__ __forceinline__ void store_pair(float* lanes, float2 pair) {
+  *reinterpret_cast<float2*>(lanes) = pair;
+}
+__device__ __forceinline__ void store_pair(bf16* lanes, float2 pair) {
+  *reinterpret_cast<std::uint32_t*>(lanes) = pack_bf16(pair.x, pair.y);
+}
 
-// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): the lanes of its H heads of q, then those of k, two lanes a thread.
+// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): the lanes of its H heads of q, then those of
+// k, two lanes a thread.
 template <class T>
 __global__ void __launch_bounds__(threads) prior_lanes_kernel(const LaneArguments<T> op) {
   const std::int64_t t = blockIdx.x;
-  const int pairs = (op.lane_dim + 1) / 2, query_items = op.q.data ? op.heads * pairs : 0, items = query_items + (op.k.data ? op.heads * pairs : 0);
+  const int pairs = (op.lane_dim + 1) / 2, query_items = op.q.data ? op.heads * pairs : 0,
+            items = query_items + (op.k.data ? op.heads * pairs : 0);
   for (int b = static_cast<int>(blockIdx.y); b < op.batch; b += static_cast<int>(gridDim.y))
     for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
       const bool is_query = item < query_items;
       const int within = is_query ? item : item - query_items, h = within / pairs, i = within % pairs;
-      T* lanes = (is_query ? op.q.rows(b, h) + t * op.q.row_stride : op.k.rows(b, h) + t * op.k.row_stride) + 2 * i;
+      T* lanes =
+          (is_query ? op.q.rows(b, h) + t * op.q.row_stride : op.k.rows(b, h) + t * op.k.row_stride) + 2 * i;
       const float2 pair = is_query ? query_lanes(op, t, h, i) : key_lanes(op, t, h, i);
       if (op.paired) {
         store_pair(lanes, pair);
@@ -97,12 +108,13 @@ __global__ void __launch_bounds__(threads) prior_lanes_kernel(const LaneArgument
 // Whether all rows begin at a multiple of two elements.
 template <class T>
 bool pair_aligned(const Heads<T>& heads) {
-  return reinterpret_cast<std::uintptr_t>(heads.data) % (2 * sizeof(T)) == 0 && heads.sequence_stride % 2 == 0 && heads.row_stride % 2 == 0 &&
-         heads.head_stride % 2 == 0;
+  return reinterpret_cast<std::uintptr_t>(heads.data) % (2 * sizeof(T)) == 0 &&
+         heads.sequence_stride % 2 == 0 && heads.row_stride % 2 == 0 && heads.head_stride % 2 == 0;
 }
 }  // namespace
 
-// Writes d_h - d_c elements of each (b, t, h) of q and of k, consecutive threads consecutive lanes; the parameters and tables stay in cache.
+// Writes d_h - d_c elements of each (b, t, h) of q and of k, consecutive threads consecutive lanes; the
+// parameters and tables stay in cache.
 void CudaDevice::launch(const PriorLanesForward& op) {
   const Tensor& x = op.q ? op.q : op.k;
   if (x.elements() == 0) return;
@@ -125,8 +137,10 @@ void CudaDevice::launch(const PriorLanesForward& op) {
                                op.scale,
                                false};
     arguments.paired = arguments.lane_dim % 2 == 0 && pair_aligned(arguments.q) && pair_aligned(arguments.k);
-    const std::int64_t items = (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
-    const dim3 grid(static_cast<unsigned>(x.shape[1]), static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)));
+    const std::int64_t items =
+        (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
+    const dim3 grid(static_cast<unsigned>(x.shape[1]),
+                    static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)));
     const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, threads)));
     enqueue(prior_lanes_kernel<T>, grid, block, 0, stream_, arguments);
   });
@@ -148,7 +162,7 @@ enum LaneSum {
 };
 
 struct LaneBackwardArguments {
-  float *dalpha, *dbeta, *dlambda, *dfrequency;                        // dlambda, dfrequency: nullptr if absent
+  float *dalpha, *dbeta, *dlambda, *dfrequency;  // dlambda, dfrequency: nullptr if absent
   const float *dq_lanes, *dk_lanes, *dslope, *alpha, *beta, *fourier;  // dk_lanes, dslope: nullptr if absent
   const std::int32_t* positions;
   std::int64_t rows;              // T
@@ -169,8 +183,8 @@ constexpr int slice_sequences = 16;  // sequences of a block
 struct DoublePair {
   double x = 0, y = 0;
 };
-__device__ __forceinline__ DoublePair sum_over_slice(const float* x, const LaneBackwardArguments& op, int first_b, int last_b, int h, std::int64_t t,
-                                                     int r) {
+__device__ __forceinline__ DoublePair sum_over_slice(const float* x, const LaneBackwardArguments& op,
+                                                     int first_b, int last_b, int h, std::int64_t t, int r) {
   const std::int64_t stride = op.heads * op.rows * op.modes;
   const auto* at = reinterpret_cast<const float2*>(x) + (h * op.rows + t) * op.modes + r;
   DoublePair sum;
@@ -184,13 +198,15 @@ __device__ __forceinline__ DoublePair sum_over_slice(const float* x, const LaneB
 }
 
 // Adds row t of mode r in the block's slice of the batch to sums.
-__device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBackwardArguments& op, int first_b, int last_b, int h, std::int64_t t,
-                                        int r) {
+__device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBackwardArguments& op,
+                                        int first_b, int last_b, int h, std::int64_t t, int r) {
   if (op.dslope && r == 0)
-    for (int b = first_b; b < last_b; ++b) sums[slope] += op.dslope[(static_cast<std::int64_t>(b) * op.heads + h) * op.rows + t];
+    for (int b = first_b; b < last_b; ++b)
+      sums[slope] += op.dslope[(static_cast<std::int64_t>(b) * op.heads + h) * op.rows + t];
   if (r >= op.modes) return;
   const int at = op.positions[t * op.axes + axis_of_mode(r, op.modes, op.axes)];
-  const double p = at >= 0 ? at : 0, cosine = op.fourier[(t * op.modes + r) * 2], sine = op.fourier[(t * op.modes + r) * 2 + 1];
+  const double p = at >= 0 ? at : 0, cosine = op.fourier[(t * op.modes + r) * 2],
+               sine = op.fourier[(t * op.modes + r) * 2 + 1];
   const DoublePair query = sum_over_slice(op.dq_lanes, op, first_b, last_b, h, t, r);
   sums[along] += query.x * cosine + query.y * sine;
   sums[across] += query.x * sine - query.y * cosine;
@@ -204,19 +220,23 @@ __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBac
   sums[count] += at >= 0 ? 1 : 0;
 }
 
-// Block (tile, h, slice) leaves its sums in partial. Thread (group, column) adds up every groups-th row of the tile for one mode: consecutive threads
-// read consecutive pairs of lanes. The groups are then added up in a tree.
+// Block (tile, h, slice) leaves its sums in partial. Thread (group, column) adds up every groups-th row of
+// the tile for one mode: consecutive threads read consecutive pairs of lanes. The groups are then added up in
+// a tree.
 __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(shared, double[lane_sums][threads]);
-  const int tile = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y), slice = static_cast<int>(blockIdx.z);
-  const int thread = static_cast<int>(threadIdx.x), groups = threads / op.columns, group = thread / op.columns;
+  const int tile = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y),
+            slice = static_cast<int>(blockIdx.z);
+  const int thread = static_cast<int>(threadIdx.x), groups = threads / op.columns,
+            group = thread / op.columns;
   const int first_b = slice * slice_sequences, last_b = min(op.batch, first_b + slice_sequences);
   const std::int64_t end = min(op.rows, (tile + 1) * op.tile_rows);
   for (int first_mode = 0; first_mode < max(op.modes, 1); first_mode += op.columns) {
     const int r = first_mode + thread % op.columns;
     double sums[lane_sums] = {};
     if (group < groups && r < max(op.modes, 1))
-      for (std::int64_t t = tile * op.tile_rows + group; t < end; t += groups) add_row(sums, op, first_b, last_b, h, t, r);
+      for (std::int64_t t = tile * op.tile_rows + group; t < end; t += groups)
+        add_row(sums, op, first_b, last_b, h, t, r);
 #pragma unroll
     for (int sum = 0; sum < lane_sums; ++sum) shared[sum][thread] = sums[sum];
     __syncthreads();
@@ -224,34 +244,40 @@ __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneB
       const int half = (left + 1) / 2;
       if (group < left - half)
 #pragma unroll
-        for (int sum = 0; sum < lane_sums; ++sum) shared[sum][thread] += shared[sum][thread + half * op.columns];
+        for (int sum = 0; sum < lane_sums; ++sum)
+          shared[sum][thread] += shared[sum][thread + half * op.columns];
       __syncthreads();
       left = half;
     }
     if (group == 0 && r < max(op.modes, 1))
 #pragma unroll
-      for (int sum = 0; sum < lane_sums; ++sum) op.partials(h, r, sum)[tile * op.slices + slice] = shared[sum][thread];
+      for (int sum = 0; sum < lane_sums; ++sum)
+        op.partials(h, r, sum)[tile * op.slices + slice] = shared[sum][thread];
   }
 }
 
-// Block r adds up the partitions of mode r, a warp every 8th head; block 0 also those of dslope. Moving every position by the same amount leaves
-// dfrequency as it is, but only jointly (the dA part moves by the opposite of the dC part, as sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0): so both
-// count positions from their mean, sum (p - mean) x = sum p x - mean sum x, which keeps the fp32 rounding of dA and dC small.
+// Block r adds up the partitions of mode r, a warp every 8th head; block 0 also those of dslope. Moving every
+// position by the same amount leaves dfrequency as it is, but only jointly (the dA part moves by the opposite
+// of the dC part, as sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0): so both count positions from their mean, sum
+// (p - mean) x = sum p x - mean sum x, which keeps the fp32 rounding of dA and dC small.
 __global__ void __launch_bounds__(threads) finish_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(frequency, double[warps]);
-  const int r = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int r = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) / 32;
   double dfrequency = 0;
   for (int h = warp; h < op.heads; h += warps) {
     double total[lane_sums];
 #pragma unroll
-    for (int sum = 0; sum < lane_sums; ++sum) total[sum] = warp_total(op.partials(h, r, sum), op.tiles * op.slices);
+    for (int sum = 0; sum < lane_sums; ++sum)
+      total[sum] = warp_total(op.partials(h, r, sum), op.tiles * op.slices);
     if (lane == 0 && r == 0 && op.dlambda) op.dlambda[h] += static_cast<float>(total[slope]);
     if (lane > 0 || r >= op.modes) continue;
     const int hr = h * op.modes + r;
     op.dalpha[hr] += static_cast<float>(total[along]);
     op.dbeta[hr] += static_cast<float>(total[across]);
     const double mean = total[count] > 0 ? total[position] / total[count] : 0;
-    dfrequency += op.beta[hr] * (total[position_along] - mean * total[along]) - op.alpha[hr] * (total[position_across] - mean * total[across]) -
+    dfrequency += op.beta[hr] * (total[position_along] - mean * total[along]) -
+                  op.alpha[hr] * (total[position_across] - mean * total[across]) -
                   (total[key_position_across] - mean * total[key_across]);
   }
   if (lane == 0) frequency[warp] = dfrequency;
@@ -263,8 +289,9 @@ __global__ void __launch_bounds__(threads) finish_lane_gradients_kernel(const La
 }
 }  // namespace
 
-// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms of a gradient nearly cancel. The
-// partitions (at most 256 tiles of the rows, 16 sequences each) are a function of the shapes alone.
+// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
+// of a gradient nearly cancel. The partitions (at most 256 tiles of the rows, 16 sequences each) are a
+// function of the shapes alone.
 void CudaDevice::launch(const PriorLanesBackward& op) {
   LaneBackwardArguments arguments{data_of<float>(op.dalpha),
                                   data_of<float>(op.dbeta),
@@ -294,22 +321,26 @@ void CudaDevice::launch(const PriorLanesBackward& op) {
   arguments.tile_rows = groups * divide_up(arguments.rows, 256 * groups);
   arguments.tiles = static_cast<int>(divide_up(arguments.rows, arguments.tile_rows));
   arguments.slices = static_cast<int>(divide_up(arguments.batch, slice_sequences));
-  const std::int64_t partials = static_cast<std::int64_t>(heads) * modes * lane_sums * arguments.tiles * arguments.slices;
+  const std::int64_t partials =
+      static_cast<std::int64_t>(heads) * modes * lane_sums * arguments.tiles * arguments.slices;
   arguments.partial = static_cast<double*>(scratch(static_cast<std::size_t>(partials) * sizeof(double)));
-  enqueue(sum_lane_gradients_kernel, dim3(arguments.tiles, heads, arguments.slices), dim3(threads), 0, stream_, arguments);
+  enqueue(sum_lane_gradients_kernel, dim3(arguments.tiles, heads, arguments.slices), dim3(threads), 0,
+          stream_, arguments);
   enqueue(finish_lane_gradients_kernel, dim3(modes), dim3(threads), 0, stream_, arguments);
 }
 
 namespace {
 // In double, so that neither tail of the exponential loses digits.
-__global__ void __launch_bounds__(threads) softplus_forward_kernel(float* out, const float* x, std::int64_t elements) {
+__global__ void __launch_bounds__(threads)
+    softplus_forward_kernel(float* out, const float* x, std::int64_t elements) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (i >= elements) return;
   const double value = x[i];
   out[i] = static_cast<float>(fmax(value, 0.0) + log1p(exp(-fabs(value))));
 }
 
-__global__ void __launch_bounds__(threads) softplus_backward_kernel(float* dx, const float* dout, const float* x, std::int64_t elements) {
+__global__ void __launch_bounds__(threads)
+    softplus_backward_kernel(float* dx, const float* dout, const float* x, std::int64_t elements) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (i < elements) dx[i] += static_cast<float>(dout[i] / (1 + exp(-static_cast<double>(x[i]))));
 }
@@ -319,14 +350,15 @@ __global__ void __launch_bounds__(threads) softplus_backward_kernel(float* dx, c
 void CudaDevice::launch(const SoftplusForward& op) {
   const std::int64_t elements = op.out.elements();
   if (elements == 0) return;
-  enqueue(softplus_forward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_, data_of<float>(op.out), data_of<float>(op.x), elements);
+  enqueue(softplus_forward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_,
+          data_of<float>(op.out), data_of<float>(op.x), elements);
 }
 
 void CudaDevice::launch(const SoftplusBackward& op) {
   const std::int64_t elements = op.dx.elements();
   if (elements == 0) return;
-  enqueue(softplus_backward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_, data_of<float>(op.dx), data_of<float>(op.dout),
-          data_of<float>(op.x), elements);
+  enqueue(softplus_backward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_,
+          data_of<float>(op.dx), data_of<float>(op.dout), data_of<float>(op.x), elements);
 }
 
 }  // namespace goat::GOAT_TARGET

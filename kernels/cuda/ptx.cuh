@@ -1,26 +1,32 @@
-// Tensor-core and asynchronous-copy instructions (PTX ISA, sm_80 and later), each with its twin for kernels/simt.
+// Tensor-core and asynchronous-copy instructions (PTX ISA, sm_80 and later), each with its twin for
+// kernels/simt.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
 
 namespace goat::GOAT_TARGET {
 
-// d += a (16x16, row-major) b (16x8, column-major), bf16 in, fp32 out: mma.sync.m16n8k16. With g = lane/4, t = lane%4 the fragments hold
+// d += a (16x16, row-major) b (16x8, column-major), bf16 in, fp32 out: mma.sync.m16n8k16. With g = lane/4, t
+// = lane%4 the fragments hold
 //   a[0] (g, 2t..2t+1)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)     rows and columns of a
 //   b0 (2t..2t+1, g)    b1 (2t+8.., g)                                              rows and columns of b
 //   d[0..1] (g, 2t..2t+1)  d[2..3] (g+8, 2t..)
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
 #if GOAT_SIMT
   simulated_mma_bf16(d, a, b0, b1);
 #else
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of row l%8 of matrix l/8 (16 bytes, aligned). Lane l receives of
-// matrix i the elements (l/4, 2(l%4)..+1) in r[i]; transposed: (2(l%4)..+1, l/4).
+// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of row l%8 of matrix l/8
+// (16 bytes, aligned). Lane l receives of matrix i the elements (l/4, 2(l%4)..+1) in r[i]; transposed:
+// (2(l%4)..+1, l/4).
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
 #if GOAT_SIMT
   simulated_ldmatrix(r, row, false);
@@ -42,14 +48,14 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&r)[4], co
 #endif
 }
 
-// Copies 16 bytes from global to shared memory asynchronously; valid == false writes zeros and does not read the source (which must still be a
-// readable address).
+// Copies 16 bytes from global to shared memory asynchronously; valid == false writes zeros and does not read
+// the source (which must still be a readable address).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
 #if GOAT_SIMT
   simulated_copy_async(shared, global, 16, valid ? 16 : 0);
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                : "memory");
 #endif
 }
@@ -63,7 +69,8 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a barrier that follows.
+// Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a
+// barrier that follows.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
 #if GOAT_SIMT
@@ -73,21 +80,25 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Adds four values to a lane's part of a warp's 128 floats in global memory (16-byte aligned), in no certain order among callers. Which of the 128
-// they are is up to the architecture: place(lane, i) tells. sm_90 has vector reductions, one instruction; before, four whose lanes are neighbours.
+// Adds four values to a lane's part of a warp's 128 floats in global memory (16-byte aligned), in no certain
+// order among callers. Which of the 128 they are is up to the architecture: place(lane, i) tells. sm_90 has
+// vector reductions, one instruction; before, four whose lanes are neighbours.
 struct WarpReduction {
 #if GOAT_SIMT || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
   static constexpr bool vectors = true;
 #else
   static constexpr bool vectors = false;
 #endif
-  static __device__ __forceinline__ constexpr int place(int lane, int i) { return vectors ? 4 * lane + i : 32 * i + lane; }
+  static __device__ __forceinline__ constexpr int place(int lane, int i) {
+    return vectors ? 4 * lane + i : 32 * i + lane;
+  }
 
   static __device__ __forceinline__ void add(float* to, const float (&values)[4], int lane) {
 #if !GOAT_SIMT && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to + place(lane, 0))), "f"(values[0]), "f"(values[1]),
-                 "f"(values[2]), "f"(values[3])
-                 : "memory");
+    asm volatile(
+        "red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to + place(lane, 0))),
+        "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+        : "memory");
 #else
 #pragma unroll
     for (int i = 0; i < 4; ++i) atomicAdd(to + place(lane, i), values[i]);
@@ -95,8 +106,9 @@ struct WarpReduction {
   }
 };
 
-// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes: what every launch passes to enqueue, or the simulated
-// kernel fails. test/test_cuda_build.py wants it of every kernel that calls dynamic_shared(), and checks that the blocks per SM which
+// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes: what every
+// launch passes to enqueue, or the simulated kernel fails. test/test_cuda_build.py wants it of every kernel
+// that calls dynamic_shared(), and checks that the blocks per SM which
 // __launch_bounds__ asks for fit.
 template <int bytes>
 __device__ __forceinline__ void state_dynamic_shared() {
@@ -118,8 +130,8 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// The same value, of which the compiler knows nothing: what is computed from it is computed here, not before an earlier loop, where it would hold
-// registers.
+// The same value, of which the compiler knows nothing: what is computed from it is computed here, not before
+// an earlier loop, where it would hold registers.
 __device__ __forceinline__ int opaque(int value) {
 #if !GOAT_SIMT
   asm volatile("" : "+r"(value));
@@ -134,7 +146,8 @@ __device__ __forceinline__ T* opaque(T* pointer) {
   return pointer;
 }
 
-// blockIdx, read at this place: the compiler keeps what it has read in a register, if need be spilled, up to its last use.
+// blockIdx, read at this place: the compiler keeps what it has read in a register, if need be spilled, up to
+// its last use.
 __device__ __forceinline__ int block_index_now(int dimension) {
 #if GOAT_SIMT
   return static_cast<int>(dimension == 0 ? blockIdx.x : dimension == 1 ? blockIdx.y : blockIdx.z);

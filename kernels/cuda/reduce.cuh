@@ -16,7 +16,8 @@ __device__ __forceinline__ T warp_sum(T value) {
 }
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(all_lanes, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(all_lanes, value, offset));
   return value;
 }
 
@@ -27,7 +28,8 @@ __device__ __forceinline__ double warp_total(const double* terms, int count) {
   return warp_sum(total);
 }
 
-// Every thread of a block of `threads` receives the sum (maximum) of all; called by all of them. Holds two barriers.
+// Every thread of a block of `threads` receives the sum (maximum) of all; called by all of them. Holds two
+// barriers.
 template <int threads, class T>
 __device__ __forceinline__ T block_sum(T value) {
   static_assert(threads % 32 == 0 && threads <= 1024);

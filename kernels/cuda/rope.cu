@@ -1,4 +1,5 @@
-// Rotary position embedding: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of mode r at the row's position.
+// Rotary position embedding: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of mode r at the
+// row's position.
 #include <algorithm>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -31,17 +32,21 @@ __device__ __forceinline__ void rotate_vectors(T* row, int r, int half, const fl
   second.store(row + half + r);
 }
 
-// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): its H heads of q, then those of k. A thread turns one pair, or one vector of pairs.
+// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): its H heads of q, then those of k. A thread
+// turns one pair, or one vector of pairs.
 template <class T, bool vectors>
 __global__ void __launch_bounds__(most_threads)
-    rope_kernel(Heads<T> q, Heads<T> k, const float* __restrict__ table, int batch, int heads, int half, float direction) {
+    rope_kernel(Heads<T> q, Heads<T> k, const float* __restrict__ table, int batch, int heads, int half,
+                float direction) {
   constexpr int width = vectors ? Vector<T>::size : 1;
   const std::int64_t t = blockIdx.x;
-  const int groups = half / width, query_items = q.data ? heads * groups : 0, items = query_items + (k.data ? heads * groups : 0);
+  const int groups = half / width, query_items = q.data ? heads * groups : 0,
+            items = query_items + (k.data ? heads * groups : 0);
   for (int b = static_cast<int>(blockIdx.y); b < batch; b += static_cast<int>(gridDim.y))
     for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
       const bool is_query = item < query_items;
-      const int within = is_query ? item : item - query_items, h = within / groups, r = within % groups * width;
+      const int within = is_query ? item : item - query_items, h = within / groups,
+                r = within % groups * width;
       T* row = is_query ? q.rows(b, h) + t * q.row_stride : k.rows(b, h) + t * k.row_stride;
       const float* turns = table + (t * half + r) * 2;
       if constexpr (vectors)
@@ -52,21 +57,25 @@ __global__ void __launch_bounds__(most_threads)
 }
 }  // namespace
 
-// Reads and writes q and k once: 4 C elements a token. The table, 4 d_h bytes a row, is read by all heads of the row from cache.
+// Reads and writes q and k once: 4 C elements a token. The table, 4 d_h bytes a row, is read by all heads of
+// the row from cache.
 void CudaDevice::launch(const Rope& op) {
   const Tensor& x = op.q ? op.q : op.k;
-  const int batch = static_cast<int>(x.shape[0]), rows = static_cast<int>(x.shape[1]), heads = static_cast<int>(x.shape[2]);
+  const int batch = static_cast<int>(x.shape[0]), rows = static_cast<int>(x.shape[1]),
+            heads = static_cast<int>(x.shape[2]);
   const int half = static_cast<int>(x.shape[3] / 2);
   if (x.elements() == 0) return;
   const float* table = data_of<float>(op.fourier) + op.first_position * half * 2;
   with_element_type(x.dtype, [&](auto element) {
     using T = decltype(element);
     const Heads<T> q(op.q), k(op.k);
-    const bool vectors = half % Vector<T>::size == 0 && q.aligned() && k.aligned() && vectorizable(table, 2 * half);
+    const bool vectors =
+        half % Vector<T>::size == 0 && q.aligned() && k.aligned() && vectorizable(table, 2 * half);
     const std::int64_t items = (op.q && op.k ? 2 : 1) * heads * (half / (vectors ? Vector<T>::size : 1));
-    const dim3 grid(rows, std::min(batch, 65535)), block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, most_threads)));
-    enqueue(vectors ? rope_kernel<T, true> : rope_kernel<T, false>, grid, block, 0, stream_, q, k, table, batch, heads, half,
-            op.backward ? -1.0f : 1.0f);
+    const dim3 grid(rows, std::min(batch, 65535)),
+        block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, most_threads)));
+    enqueue(vectors ? rope_kernel<T, true> : rope_kernel<T, false>, grid, block, 0, stream_, q, k, table,
+            batch, heads, half, op.backward ? -1.0f : 1.0f);
   });
 }
 

@@ -23,8 +23,9 @@ Hardware hardware() {
   check_cuda(cudaGetDeviceProperties(&properties, device));
   cudaFuncAttributes code{};
   check_cuda(cudaFuncGetAttributes(&code, probe));
-  return {std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) + " SMs, compute capability " +
-              std::to_string(properties.major) + "." + std::to_string(properties.minor),
+  return {std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) +
+              " SMs, compute capability " + std::to_string(properties.major) + "." +
+              std::to_string(properties.minor),
           properties.multiProcessorCount, 10 * code.ptxVersion};
 }
 
@@ -55,7 +56,9 @@ void* allocate(std::size_t bytes) {
 }
 
 void release(void* memory) noexcept { cudaFree(memory); }
-void set_zero(void* memory, std::size_t bytes, Stream stream) { check_cuda(cudaMemsetAsync(memory, 0, bytes, stream)); }
+void set_zero(void* memory, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, stream));
+}
 
 // From pageable memory the call returns once the bytes have been staged.
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {

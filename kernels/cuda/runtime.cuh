@@ -1,5 +1,5 @@
-// What a device needs of the CUDA runtime. runtime.cu calls CUDA; kernels/simt/runtime.cpp is its twin. Failures throw std::runtime_error,
-// std::bad_alloc where memory is short.
+// What a device needs of the CUDA runtime. runtime.cu calls CUDA; kernels/simt/runtime.cpp is its twin.
+// Failures throw std::runtime_error, std::bad_alloc where memory is short.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace goat::GOAT_TARGET::runtime {
 struct Hardware {
   std::string description;  // "NVIDIA H100 80GB HBM3, 132 SMs, compute capability 9.0"
   int multiprocessors = 1;
-  int code_architecture = 0;  // __CUDA_ARCH__ of the code that runs on it: 800 where a build for sm_80 runs on sm_86
+  int code_architecture =
+      0;  // __CUDA_ARCH__ of the code that runs on it: 800 where a build for sm_80 runs on sm_86
 };
 
 int device_count();  // 0 where there is no GPU or no driver
@@ -24,7 +25,8 @@ std::size_t free_memory();
 void* allocate(std::size_t bytes);
 void release(void* memory) noexcept;
 void set_zero(void* memory, std::size_t bytes, Stream stream);
-void upload(void* device, const void* host, std::size_t bytes, Stream stream);    // host memory may be reused on return
+void upload(void* device, const void* host, std::size_t bytes,
+            Stream stream);  // host memory may be reused on return
 void download(void* host, const void* device, std::size_t bytes, Stream stream);  // complete on return
 void copy(void* to, const void* from, std::size_t bytes, Stream stream);
 

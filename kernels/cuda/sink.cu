@@ -1,4 +1,5 @@
-// The key bias: absolute-position features phi(j), the sink MLP u~(j) = w2 silu(w1 phi + b1) + bump [j == 0], and its gradients.
+// The key bias: absolute-position features phi(j), the sink MLP u~(j) = w2 silu(w1 phi + b1) + bump [j == 0],
+// and its gradients.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_device.h"
@@ -12,8 +13,9 @@ namespace {
 constexpr int threads = 256, warps = threads / 32;
 
 __global__ void __launch_bounds__(threads)
-    sink_features_kernel(float* __restrict__ features, const double* __restrict__ frequency, const std::int32_t* __restrict__ positions,
-                         std::int64_t rows, int modes, int axes, double train_length) {
+    sink_features_kernel(float* __restrict__ features, const double* __restrict__ frequency,
+                         const std::int32_t* __restrict__ positions, std::int64_t rows, int modes, int axes,
+                         double train_length) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (i >= rows * (modes + 1)) return;
   const std::int64_t j = i / (modes + 1);
@@ -31,12 +33,14 @@ __global__ void __launch_bounds__(threads)
 }
 }  // namespace
 
-// A thread writes the two features of one mode, or the last two. Writes 4 T F bytes, once a run: the features depend on nothing that is learned.
+// A thread writes the two features of one mode, or the last two. Writes 4 T F bytes, once a run: the features
+// depend on nothing that is learned.
 void CudaDevice::launch(const SinkFeatures& op) {
   const std::int64_t rows = op.features.shape[0], modes = op.frequency.shape[0];
   if (rows == 0) return;
-  enqueue(sink_features_kernel, dim3(static_cast<unsigned>(divide_up(rows * (modes + 1), threads))), dim3(threads), 0, stream_,
-          data_of<float>(op.features), data_of<double>(op.frequency), data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
+  enqueue(sink_features_kernel, dim3(static_cast<unsigned>(divide_up(rows * (modes + 1), threads))),
+          dim3(threads), 0, stream_, data_of<float>(op.features), data_of<double>(op.frequency),
+          data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
           static_cast<int>(op.positions.shape[1]), static_cast<double>(op.train_length));
 }
 
@@ -50,9 +54,11 @@ struct SinkForwardArguments {
   int width, units, heads;  // F, n, H
 };
 
-// x[rows first_row .., columns first_column ..] of a row-major [rows, columns], zeros beyond it. A warp copies a row.
+// x[rows first_row .., columns first_column ..] of a row-major [rows, columns], zeros beyond it. A warp
+// copies a row.
 using Tile = float[32][33];
-__device__ __forceinline__ void load_tile(Tile& tile, const float* x, std::int64_t rows, int columns, std::int64_t first_row, int first_column) {
+__device__ __forceinline__ void load_tile(Tile& tile, const float* x, std::int64_t rows, int columns,
+                                          std::int64_t first_row, int first_column) {
   const int lane = static_cast<int>(threadIdx.x) % 32, column = first_column + lane;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < 32; i += warps) {
     const std::int64_t row = first_row + i;
@@ -60,8 +66,9 @@ __device__ __forceinline__ void load_tile(Tile& tile, const float* x, std::int64
   }
 }
 
-// A block owns 32 positions and walks over the hidden units, 32 at a time. In the first layer a thread has one unit (its lane) and 4 positions, in
-// the second one position (its lane) and every 8th head, whose sum over the earlier units it finds in key_bias.
+// A block owns 32 positions and walks over the hidden units, 32 at a time. In the first layer a thread has
+// one unit (its lane) and 4 positions, in the second one position (its lane) and every 8th head, whose sum
+// over the earlier units it finds in key_bias.
 __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForwardArguments op) {
   GOAT_SHARED(phi, Tile);         // [position][feature]
   GOAT_SHARED(weight, Tile);      // [unit][feature]
@@ -93,7 +100,8 @@ __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForward
     for (int h = warp; h < op.heads && row < op.rows; h += warps) {
       float* bias = op.key_bias + h * op.rows + row;
       float sum = first_unit > 0 ? *bias : row == 0 ? op.bump[h] : 0.0f;
-      for (int m = 0; m < min(32, op.units - first_unit); ++m) sum += op.w2[h * op.units + first_unit + m] * activation[m][lane];
+      for (int m = 0; m < min(32, op.units - first_unit); ++m)
+        sum += op.w2[h * op.units + first_unit + m] * activation[m][lane];
       *bias = sum;
     }
     __syncthreads();
@@ -115,7 +123,8 @@ void CudaDevice::launch(const SinkForward& op) {
                                        static_cast<int>(op.hidden.shape[1]),
                                        static_cast<int>(op.key_bias.shape[0])};
   if (arguments.rows == 0) return;
-  enqueue(sink_forward_kernel, dim3(static_cast<unsigned>(divide_up(arguments.rows, 32))), dim3(threads), 0, stream_, arguments);
+  enqueue(sink_forward_kernel, dim3(static_cast<unsigned>(divide_up(arguments.rows, 32))), dim3(threads), 0,
+          stream_, arguments);
 }
 
 namespace {
@@ -131,8 +140,9 @@ struct SinkBackwardArguments {
 };
 
 // sum[h, j] = sum_b dkey_bias[b, h, j];  dbump[h] += sum[h, 0]. A thread owns (h, j).
-__global__ void __launch_bounds__(threads) sum_over_batch_kernel(float* __restrict__ sum, float* __restrict__ dbump,
-                                                                 const float* __restrict__ dkey_bias, int batch, int heads, std::int64_t rows) {
+__global__ void __launch_bounds__(threads)
+    sum_over_batch_kernel(float* __restrict__ sum, float* __restrict__ dbump,
+                          const float* __restrict__ dkey_bias, int batch, int heads, std::int64_t rows) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x, count = heads * rows;
   if (i >= count) return;
   double total = 0;
@@ -145,15 +155,18 @@ __global__ void __launch_bounds__(threads) sum_over_batch_kernel(float* __restri
 constexpr int tile_rows = 64;
 using UnitTile = float[32][tile_rows + 1];  // [unit][row]
 
-// activation = silu(x), dhidden = silu'(x) sum_h w2[h] dU[h], silu' = s (1 + x (1 - s)), for 32 units (a lane each) and tile_rows rows; zeros beyond.
-__device__ __forceinline__ void unit_gradients(UnitTile& activation, UnitTile& dhidden, const SinkBackwardArguments& op, int unit,
+// activation = silu(x), dhidden = silu'(x) sum_h w2[h] dU[h], silu' = s (1 + x (1 - s)), for 32 units (a lane
+// each) and tile_rows rows; zeros beyond.
+__device__ __forceinline__ void unit_gradients(UnitTile& activation, UnitTile& dhidden,
+                                               const SinkBackwardArguments& op, int unit,
                                                std::int64_t first_row, std::int64_t last_row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < tile_rows; i += warps) {
     const std::int64_t row = first_row + i;
     const bool inside = row < last_row && unit < op.units;
     float gradient = 0;
-    for (int h = 0; h < op.heads && inside; ++h) gradient += op.w2[h * op.units + unit] * op.dkey_bias[h * op.rows + row];
+    for (int h = 0; h < op.heads && inside; ++h)
+      gradient += op.w2[h * op.units + unit] * op.dkey_bias[h * op.rows + row];
     const float x = inside ? op.hidden[row * op.units + unit] : 0.0f, s = sigmoid(x);
     activation[lane][i] = x * s;
     dhidden[lane][i] = gradient * s * (1.0f + x * (1.0f - s));
@@ -161,12 +174,14 @@ __device__ __forceinline__ void unit_gradients(UnitTile& activation, UnitTile& d
 }
 
 // What the unit's terms at `row` are multiplied with: an element of (phi, 1, dU), F + 1 + H wide.
-__device__ __forceinline__ float column_element(const SinkBackwardArguments& op, std::int64_t row, int column) {
+__device__ __forceinline__ float column_element(const SinkBackwardArguments& op, std::int64_t row,
+                                                int column) {
   if (column < op.width) return op.features[row * op.width + column];
   return column == op.width ? 1.0f : op.dkey_bias[(column - op.width - 1) * op.rows + row];
 }
 
-// Block (p, g) sums over the rows of partition p for units 32 g ..; a thread has one unit (its lane) and every 8th of the F + 1 + H columns.
+// Block (p, g) sums over the rows of partition p for units 32 g ..; a thread has one unit (its lane) and
+// every 8th of the F + 1 + H columns.
 __global__ void __launch_bounds__(threads) sink_backward_kernel(const SinkBackwardArguments op) {
   GOAT_SHARED(activation, UnitTile);
   GOAT_SHARED(dhidden, UnitTile);
@@ -178,11 +193,13 @@ __global__ void __launch_bounds__(threads) sink_backward_kernel(const SinkBackwa
     __syncthreads();
     const int count = static_cast<int>(min(static_cast<std::int64_t>(tile_rows), end - first_row));
     for (int column = warp; column < op.width + 1 + op.heads && unit < op.units; column += warps) {
-      double* partial = op.partial + (static_cast<std::int64_t>(column) * op.units + unit) * op.partitions + blockIdx.x;
+      double* partial =
+          op.partial + (static_cast<std::int64_t>(column) * op.units + unit) * op.partitions + blockIdx.x;
       const float* unit_terms = column <= op.width ? dhidden[lane] : activation[lane];
       double sum = first_row == begin ? 0 : *partial;
 #pragma unroll 4
-      for (int i = 0; i < count; ++i) sum += static_cast<double>(unit_terms[i]) * column_element(op, first_row + i, column);
+      for (int i = 0; i < count; ++i)
+        sum += static_cast<double>(unit_terms[i]) * column_element(op, first_row + i, column);
       *partial = sum;
     }
     __syncthreads();
@@ -205,8 +222,8 @@ __global__ void __launch_bounds__(threads) finish_sink_gradients_kernel(const Si
 }
 }  // namespace
 
-// Sums over T are in double: sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T bytes); the rest, 4 T (H + n + F) bytes, a few times from
-// cache. At most 256 partitions, a function of T alone.
+// Sums over T are in double: sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T bytes); the rest,
+// 4 T (H + n + F) bytes, a few times from cache. At most 256 partitions, a function of T alone.
 void CudaDevice::launch(const SinkBackward& op) {
   SinkBackwardArguments arguments{data_of<float>(op.dw1),
                                   data_of<float>(op.db1),
@@ -222,17 +239,23 @@ void CudaDevice::launch(const SinkBackward& op) {
                                   nullptr,
                                   0,
                                   0};
-  const std::int64_t sums = op.dkey_bias_sum.elements(), outputs = static_cast<std::int64_t>(arguments.width + 1 + arguments.heads) * arguments.units;
+  const std::int64_t sums = op.dkey_bias_sum.elements(),
+                     outputs =
+                         static_cast<std::int64_t>(arguments.width + 1 + arguments.heads) * arguments.units;
   if (sums == 0) return;
-  enqueue(sum_over_batch_kernel, dim3(static_cast<unsigned>(divide_up(sums, threads))), dim3(threads), 0, stream_, data_of<float>(op.dkey_bias_sum),
-          data_of<float>(op.dbump), data_of<float>(op.dkey_bias), static_cast<int>(op.dkey_bias.shape[0]), arguments.heads, arguments.rows);
+  enqueue(sum_over_batch_kernel, dim3(static_cast<unsigned>(divide_up(sums, threads))), dim3(threads), 0,
+          stream_, data_of<float>(op.dkey_bias_sum), data_of<float>(op.dbump), data_of<float>(op.dkey_bias),
+          static_cast<int>(op.dkey_bias.shape[0]), arguments.heads, arguments.rows);
   if (outputs == 0) return;
   arguments.partition_rows = tile_rows * divide_up(arguments.rows, 256 * tile_rows);
   arguments.partitions = static_cast<int>(divide_up(arguments.rows, arguments.partition_rows));
-  arguments.partial = static_cast<double*>(scratch(static_cast<std::size_t>(outputs * arguments.partitions) * sizeof(double)));
-  enqueue(sink_backward_kernel, dim3(arguments.partitions, static_cast<unsigned>(divide_up(arguments.units, 32))), dim3(threads), 0, stream_,
-          arguments);
-  enqueue(finish_sink_gradients_kernel, dim3(static_cast<unsigned>(divide_up(outputs, warps))), dim3(threads), 0, stream_, arguments);
+  arguments.partial = static_cast<double*>(
+      scratch(static_cast<std::size_t>(outputs * arguments.partitions) * sizeof(double)));
+  enqueue(sink_backward_kernel,
+          dim3(arguments.partitions, static_cast<unsigned>(divide_up(arguments.units, 32))), dim3(threads), 0,
+          stream_, arguments);
+  enqueue(finish_sink_gradients_kernel, dim3(static_cast<unsigned>(divide_up(outputs, warps))), dim3(threads),
+          0, stream_, arguments);
 }
 
 }  // namespace goat::GOAT_TARGET

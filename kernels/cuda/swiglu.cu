@@ -18,12 +18,17 @@ struct Rows {
   T* data;
   std::int64_t stride;
   explicit Rows(const Tensor& tensor) : data(data_of<T>(tensor)), stride(tensor.stride[0]) {}
-  __device__ __forceinline__ T* at(std::int64_t row, std::int64_t column) const { return data + row * stride + column; }
-  bool in_vectors(std::int64_t width) const { return vectorizable(data, width) && stride % Vector<T>::size == 0; }
+  __device__ __forceinline__ T* at(std::int64_t row, std::int64_t column) const {
+    return data + row * stride + column;
+  }
+  bool in_vectors(std::int64_t width) const {
+    return vectorizable(data, width) && stride % Vector<T>::size == 0;
+  }
 };
 
 template <class T, int n>
-__global__ void __launch_bounds__(most_row_threads) swiglu_kernel(Rows<T> out, Rows<T> gate, Rows<T> up, std::int64_t width) {
+__global__ void __launch_bounds__(most_row_threads)
+    swiglu_kernel(Rows<T> out, Rows<T> gate, Rows<T> up, std::int64_t width) {
   const std::int64_t row = blockIdx.x;
   for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) {
     const auto g = Pack<T, n>::load(gate.at(row, c)), u = Pack<T, n>::load(up.at(row, c));
@@ -34,13 +39,16 @@ __global__ void __launch_bounds__(most_row_threads) swiglu_kernel(Rows<T> out, R
   }
 }
 
-// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing where s(x) is near 1.
+// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing
+// where s(x) is near 1.
 template <class T, int n>
 __global__ void __launch_bounds__(most_row_threads)
-    swiglu_gradient_kernel(Rows<T> dgate, Rows<T> dup, Rows<T> dout, Rows<T> gate, Rows<T> up, std::int64_t width) {
+    swiglu_gradient_kernel(Rows<T> dgate, Rows<T> dup, Rows<T> dout, Rows<T> gate, Rows<T> up,
+                           std::int64_t width) {
   const std::int64_t row = blockIdx.x;
   for (std::int64_t c = std::int64_t{threadIdx.x} * n; c < width; c += std::int64_t{blockDim.x} * n) {
-    const auto g = Pack<T, n>::load(gate.at(row, c)), u = Pack<T, n>::load(up.at(row, c)), d = Pack<T, n>::load(dout.at(row, c));
+    const auto g = Pack<T, n>::load(gate.at(row, c)), u = Pack<T, n>::load(up.at(row, c)),
+               d = Pack<T, n>::load(dout.at(row, c));
     Pack<T, n> to_gate, to_up;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
@@ -67,16 +75,19 @@ void CudaDevice::launch(const SwigluForward& op) {
   });
 }
 
-// As forward. Moves 5 elements an element. Every element is read before the thread that reads it writes there: dgate may be gate, dup may be up.
+// As forward. Moves 5 elements an element. Every element is read before the thread that reads it writes
+// there: dgate may be gate, dup may be up.
 void CudaDevice::launch(const SwigluBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
   if (rows == 0 || width == 0) return;
   with_element_type(op.dout.dtype, [&]<class T>(T) {
     const Rows<T> dgate(op.dgate), dup(op.dup), dout(op.dout), gate(op.gate), up(op.up);
-    const bool vectors = dgate.in_vectors(width) && dup.in_vectors(width) && dout.in_vectors(width) && gate.in_vectors(width) && up.in_vectors(width);
+    const bool vectors = dgate.in_vectors(width) && dup.in_vectors(width) && dout.in_vectors(width) &&
+                         gate.in_vectors(width) && up.in_vectors(width);
     constexpr int size = Vector<T>::size;
-    enqueue(vectors ? swiglu_gradient_kernel<T, size> : swiglu_gradient_kernel<T, 1>, dim3(static_cast<unsigned>(rows)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, dgate, dup, dout, gate, up, width);
+    enqueue(vectors ? swiglu_gradient_kernel<T, size> : swiglu_gradient_kernel<T, 1>,
+            dim3(static_cast<unsigned>(rows)), dim3(threads_for_row(vectors ? width / size : width)), 0,
+            stream_, dgate, dup, dout, gate, up, width);
   });
 }
 

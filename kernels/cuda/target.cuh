@@ -1,6 +1,7 @@
-// One CUDA C++ source, two targets: nvcc compiles the kernels for the GPU (namespace goat::on_cuda); the host compiler compiles the same files
-// against kernels/simt, which executes them thread by thread on the CPU (namespace goat::on_simt). Every file of kernels/cuda includes this header
-// first and keeps to the rules in kernels/simt/simt.h.
+// One CUDA C++ source, two targets: nvcc compiles the kernels for the GPU (namespace goat::on_cuda); the host
+// compiler compiles the same files against kernels/simt, which executes them thread by thread on the CPU
+// (namespace goat::on_simt). Every file of kernels/cuda includes this header first and keeps to the rules in
+// kernels/simt/simt.h.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +24,14 @@ namespace goat::on_cuda {
 using Stream = cudaStream_t;
 using bf16 = __nv_bfloat16;
 
-// Throws std::runtime_error with CUDA's message and the place of the call. Clears the error, unless it is one that ends the context.
-inline void check_cuda(cudaError_t status, const std::source_location where = std::source_location::current()) {
+// Throws std::runtime_error with CUDA's message and the place of the call. Clears the error, unless it is one
+// that ends the context.
+inline void check_cuda(cudaError_t status,
+                       const std::source_location where = std::source_location::current()) {
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ") at " + where.file_name() + ":" +
+  throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status) + " (" +
+                           cudaGetErrorName(status) + ") at " + where.file_name() + ":" +
                            std::to_string(where.line()));
 }
 
@@ -39,14 +43,18 @@ __device__ __forceinline__ T* dynamic_shared() {
 }
 
 // The 32-bit address of a place in shared memory, as PTX takes it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* place) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(place)); }
+__device__ __forceinline__ std::uint32_t shared_address(const void* place) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(place));
+}
 
 // Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...).
 template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream stream, Arguments&&... arguments) {
+void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream stream,
+             Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
   if (shared_bytes > 48 * 1024)  // more than this has to be asked for
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)));
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;

@@ -1,4 +1,5 @@
-// 16-byte vectors of model elements (4 float or 8 bf16), read and written with one instruction, computed with in fp32.
+// 16-byte vectors of model elements (4 float or 8 bf16), read and written with one instruction, computed with
+// in fp32.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
@@ -25,7 +26,9 @@ struct alignas(16) Vector {
   T element[size];
 
   // `source` and `target` must be 16-byte aligned.
-  static __device__ __forceinline__ Vector load(const T* source) { return of_bits(*reinterpret_cast<const uint4*>(source)); }
+  static __device__ __forceinline__ Vector load(const T* source) {
+    return of_bits(*reinterpret_cast<const uint4*>(source));
+  }
   __device__ __forceinline__ void store(T* target) const { *reinterpret_cast<uint4*>(target) = bits(); }
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(element[i]); }

@@ -21,10 +21,12 @@ void complete_barrier(Worker& worker) {
 static void check_barrier(Worker& worker, const char* file, int line) {
   const BlockBarrier& barrier = worker.barrier;
   if (barrier.arrived && (barrier.line != line || barrier.file != file))
-    fail(formatted("barrier divergence: a thread is at the barrier %s while %u threads wait at the barrier %s", source_place(file, line).c_str(),
-                   barrier.arrived, source_place(barrier.file, barrier.line).c_str()));
+    fail(formatted(
+        "barrier divergence: a thread is at the barrier %s while %u threads wait at the barrier %s",
+        source_place(file, line).c_str(), barrier.arrived, source_place(barrier.file, barrier.line).c_str()));
   if (worker.finished && worker.launch->options.strict)
-    fail(formatted("barrier divergence: %u threads have returned and miss the barrier %s", worker.finished, source_place(file, line).c_str()));
+    fail(formatted("barrier divergence: %u threads have returned and miss the barrier %s", worker.finished,
+                   source_place(file, line).c_str()));
 }
 
 Votes block_barrier(bool vote, const char* file, int line) {
@@ -33,8 +35,8 @@ Votes block_barrier(bool vote, const char* file, int line) {
   BlockBarrier& barrier = worker.barrier;
   self.code = __builtin_return_address(0);
   if (worker.warps[self.warp].awaited >> self.lane & 1) [[unlikely]]
-    fail("warp divergence: a thread is at the barrier " + source_place(file, line) + " while lanes of its warp wait for it in the collective at " +
-         place_that_awaits(worker, self));
+    fail("warp divergence: a thread is at the barrier " + source_place(file, line) +
+         " while lanes of its warp wait for it in the collective at " + place_that_awaits(worker, self));
   if (barrier.arrived == 0 || barrier.line != line || barrier.file != file) {
     check_barrier(worker, file, line);
     barrier.file = file;
@@ -63,13 +65,18 @@ Votes block_barrier(bool vote, const char* file, int line) {
 // ---- named barriers
 
 static NamedBarrier& named_barrier(Worker& worker, int id, int threads, const void* code) {
-  if (id < 1 || id > 15) fail(formatted("named barrier %d: 1 to 15 are allowed, at ", id) + source_place(code));
+  if (id < 1 || id > 15)
+    fail(formatted("named barrier %d: 1 to 15 are allowed, at ", id) + source_place(code));
   if (threads <= 0 || threads % 32 != 0 || threads > static_cast<int>(worker.warps.size()) * 32)
-    fail(formatted("named barrier %d for %d threads: a multiple of 32 within the block is needed, at ", id, threads) + source_place(code));
+    fail(formatted("named barrier %d for %d threads: a multiple of 32 within the block is needed, at ", id,
+                   threads) +
+         source_place(code));
   NamedBarrier& barrier = worker.named_barriers[id];
   if (barrier.arrived == 0) barrier.expected = threads;
   if (barrier.expected != threads)
-    fail(formatted("named barrier %d: one thread names %d threads and another %d, at ", id, barrier.expected, threads) + source_place(code));
+    fail(formatted("named barrier %d: one thread names %d threads and another %d, at ", id, barrier.expected,
+                   threads) +
+         source_place(code));
   return barrier;
 }
 

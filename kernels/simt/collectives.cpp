@@ -28,16 +28,26 @@ inline Rendezvous& meeting_of(Warp& warp, std::uint32_t mask) {
   return *unused;  // there is one: each of the others holds a lane that waits
 }
 
-[[noreturn, gnu::noinline]] void fail_at_collective(const Worker& worker, const Thread& self, const Rendezvous& meeting, std::uint32_t mask) {
+[[noreturn, gnu::noinline]] void fail_at_collective(const Worker& worker, const Thread& self,
+                                                    const Rendezvous& meeting, std::uint32_t mask) {
   const Warp& warp = worker.warps[self.warp];
   const std::string here = source_place(self.code);
   const std::uint32_t missing = mask & (warp.finished | ~warp.existing);
   if (!(mask >> self.lane & 1))
-    fail(formatted("warp divergence: lane %u calls a collective whose mask %08x does not name it, at ", self.lane, mask) + here);
-  if (missing) fail(formatted("warp divergence: the mask %08x names lanes that have returned or do not exist (%08x), at ", mask, missing) + here);
-  const Thread& first = worker.threads[self.warp * 32u + static_cast<unsigned>(std::countr_zero(meeting.arrived))];
-  fail(formatted("warp divergence: lanes of one warp with the same mask %08x are at different collectives, at ", mask) + here + " and at " +
-       source_place(first.code));
+    fail(formatted("warp divergence: lane %u calls a collective whose mask %08x does not name it, at ",
+                   self.lane, mask) +
+         here);
+  if (missing)
+    fail(
+        formatted("warp divergence: the mask %08x names lanes that have returned or do not exist (%08x), at ",
+                  mask, missing) +
+        here);
+  const Thread& first =
+      worker.threads[self.warp * 32u + static_cast<unsigned>(std::countr_zero(meeting.arrived))];
+  fail(formatted(
+           "warp divergence: lanes of one warp with the same mask %08x are at different collectives, at ",
+           mask) +
+       here + " and at " + source_place(first.code));
 }
 
 // Everybody is there: the last to arrive does the operation for all, and goes on.
@@ -60,7 +70,8 @@ inline void arrive(Worker& worker, Thread& self, Warp& warp, Rendezvous& meeting
   worker.suspend();
 }
 
-[[gnu::noinline]] void start_or_find_meeting(std::uint32_t mask, Collective operation, void* argument, int line) {
+[[gnu::noinline]] void start_or_find_meeting(std::uint32_t mask, Collective operation, void* argument,
+                                             int line) {
   Worker& worker = *current_worker;
   Thread& self = *current_thread;
   Warp& warp = worker.warps[self.warp];
@@ -81,14 +92,16 @@ inline void arrive(Worker& worker, Thread& self, Warp& warp, Rendezvous& meeting
 
 }  // namespace
 
-// Nearly every call joins the meeting in rendezvous[0]. Tail calls alone, here and in suspend(), keep that path free of saved registers.
+// Nearly every call joins the meeting in rendezvous[0]. Tail calls alone, here and in suspend(), keep that
+// path free of saved registers.
 void collective(std::uint32_t mask, Collective operation, void* argument, int line) {
   Worker& worker = *current_worker;
   Thread& self = *current_thread;
   Warp& warp = worker.warps[self.warp];
   Rendezvous& usual = warp.rendezvous[0];
   self.code = __builtin_return_address(0);
-  if (usual.arrived && usual.mask == mask && (mask >> self.lane & 1) && usual.operation == operation && usual.line == line) [[likely]]
+  if (usual.arrived && usual.mask == mask && (mask >> self.lane & 1) && usual.operation == operation &&
+      usual.line == line) [[likely]]
     return arrive(worker, self, warp, usual, argument);
   start_or_find_meeting(mask, operation, argument, line);
 }
@@ -96,7 +109,8 @@ void collective(std::uint32_t mask, Collective operation, void* argument, int li
 std::string place_that_awaits(const Worker& worker, const Thread& thread) {
   for (const Rendezvous& meeting : worker.warps[thread.warp].rendezvous)
     if (meeting.arrived && (meeting.mask >> thread.lane & 1))
-      return source_place(worker.threads[thread.warp * 32u + static_cast<unsigned>(std::countr_zero(meeting.arrived))].code);
+      return source_place(
+          worker.threads[thread.warp * 32u + static_cast<unsigned>(std::countr_zero(meeting.arrived))].code);
   return "an unknown place";
 }
 
@@ -105,27 +119,30 @@ void synchronize_lanes(void**, std::uint32_t mask) {
   if (!worker.races) return;
   std::uint32_t numbers[32];
   std::size_t count = 0;
-  for_each_lane(mask, [&](int lane) { numbers[count++] = current_thread->warp * 32u + static_cast<unsigned>(lane); });
+  for_each_lane(
+      mask, [&](int lane) { numbers[count++] = current_thread->warp * 32u + static_cast<unsigned>(lane); });
   worker.races->synchronize(numbers, count);
 }
 
 // ---- shuffles
 
 void bad_shuffle_width(int width) {
-  fail(formatted("shuffle: the width %d is not a power of two up to 32, at ", width) + source_place(__builtin_return_address(0)));
+  fail(formatted("shuffle: the width %d is not a power of two up to 32, at ", width) +
+       source_place(__builtin_return_address(0)));
 }
 
 namespace {
 
-// Each lane gets the value of the lane that `source(lane, parameter, first, width)` tells, its own where that lies outside of its segment of `width`
-// lanes, which begins at `first`.
+// Each lane gets the value of the lane that `source(lane, parameter, first, width)` tells, its own where that
+// lies outside of its segment of `width` lanes, which begins at `first`.
 template <class Source>
 inline void shuffle_lanes(void** argument, std::uint32_t mask, Source source) {
   const auto receive = [&](int lane) {
     Shuffle& own = *static_cast<Shuffle*>(argument[lane]);
     const int from = source(lane, own.parameter, lane & ~(own.width - 1), own.width);
     if (!(mask >> from & 1)) [[unlikely]]
-      fail(formatted("shuffle: lane %d reads lane %d, which the mask %08x does not name, at ", lane, from, mask) +
+      fail(formatted("shuffle: lane %d reads lane %d, which the mask %08x does not name, at ", lane, from,
+                     mask) +
            source_place(current_thread->code));
     own.received = static_cast<const Shuffle*>(argument[from])->bits;
   };
@@ -138,7 +155,8 @@ inline void shuffle_lanes(void** argument, std::uint32_t mask, Source source) {
 }  // namespace
 
 void shuffle_indexed(void** argument, std::uint32_t mask) {
-  shuffle_lanes(argument, mask, [](int, int parameter, int first, int width) { return first + (parameter & (width - 1)); });
+  shuffle_lanes(argument, mask,
+                [](int, int parameter, int first, int width) { return first + (parameter & (width - 1)); });
 }
 // Reaches earlier segments, not later ones.
 void shuffle_xor(void** argument, std::uint32_t mask) {
@@ -153,8 +171,9 @@ void shuffle_down(void** argument, std::uint32_t mask) {
   });
 }
 void shuffle_up(void** argument, std::uint32_t mask) {
-  shuffle_lanes(argument, mask,
-                [](int lane, int parameter, int first, int) { return lane - (parameter & 31) >= first ? lane - (parameter & 31) : lane; });
+  shuffle_lanes(argument, mask, [](int lane, int parameter, int first, int) {
+    return lane - (parameter & 31) >= first ? lane - (parameter & 31) : lane;
+  });
 }
 
 // ---- votes
@@ -170,7 +189,9 @@ void match_any(void** argument, std::uint32_t mask) {
     LaneValue& own = *static_cast<LaneValue*>(argument[lane]);
     own.result = 0;
     for_each_lane(mask, [&](int other) {
-      own.result |= static_cast<std::uint32_t>(static_cast<const LaneValue*>(argument[other])->value == own.value) << other;
+      own.result |=
+          static_cast<std::uint32_t>(static_cast<const LaneValue*>(argument[other])->value == own.value)
+          << other;
     });
   });
 }

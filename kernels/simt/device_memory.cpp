@@ -26,7 +26,8 @@ std::size_t with_guard(std::size_t bytes) { return (bytes + guard + alignment - 
 void report_leaks() {
   const DeviceMemoryUse use = device_memory_use();
   if (options().leaks && use.allocations > 0)
-    std::fprintf(stderr, "simt: %zu device allocations were never released, %zu bytes\n", use.allocations, use.bytes);
+    std::fprintf(stderr, "simt: %zu device allocations were never released, %zu bytes\n", use.allocations,
+                 use.bytes);
 }
 
 }  // namespace
@@ -62,7 +63,8 @@ void* DeviceMemory::allocate(std::size_t bytes, bool poisoned) {
 void DeviceMemory::release(void* memory) {
   const std::lock_guard lock(mutex_);
   if (allocations_.erase(static_cast<unsigned char*>(memory)) == 0)
-    throw std::runtime_error(formatted("simt: device memory %p is released that is not allocated, or is released twice", memory));
+    throw std::runtime_error(
+        formatted("simt: device memory %p is released that is not allocated, or is released twice", memory));
   ++changes_;
 }
 
@@ -71,7 +73,8 @@ Allocation* DeviceMemory::find(const void* place) {
   auto after = allocations_.upper_bound(static_cast<const unsigned char*>(place));
   if (after == allocations_.begin()) return nullptr;
   Allocation* allocation = std::prev(after)->second.get();
-  const std::size_t offset = static_cast<std::size_t>(static_cast<const unsigned char*>(place) - allocation->memory);
+  const std::size_t offset =
+      static_cast<std::size_t>(static_cast<const unsigned char*>(place) - allocation->memory);
   return offset < allocation->bytes + guard ? allocation : nullptr;
 }
 
@@ -83,7 +86,8 @@ bool DeviceMemory::contains(const void* place, std::size_t bytes) {
   };
   static constinit thread_local Latest latest;
   const auto inside = [&] {
-    const std::size_t offset = static_cast<std::size_t>(static_cast<const unsigned char*>(place) - latest.memory);
+    const std::size_t offset =
+        static_cast<std::size_t>(static_cast<const unsigned char*>(place) - latest.memory);
     return offset <= latest.bytes && bytes <= latest.bytes - offset;
   };
   if (latest.changes == std::atomic_ref(changes_).load(std::memory_order_relaxed) && inside()) return true;
@@ -116,7 +120,9 @@ DeviceMemoryUse DeviceMemory::use() {
 }
 
 DeviceMemoryUse device_memory_use() { return DeviceMemory::instance().use(); }
-void* device_allocate(std::size_t bytes) { return DeviceMemory::instance().allocate(bytes, options().poison); }
+void* device_allocate(std::size_t bytes) {
+  return DeviceMemory::instance().allocate(bytes, options().poison);
+}
 void device_release(void* memory) { DeviceMemory::instance().release(memory); }
 
 }  // namespace goat::on_simt

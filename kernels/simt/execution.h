@@ -51,16 +51,22 @@ struct Votes {
 };
 Votes block_barrier(bool vote, const char* file, int line);
 
-__attribute__((always_inline)) inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+__attribute__((always_inline)) inline void __syncthreads(const char* file = __builtin_FILE(),
+                                                         int line = __builtin_LINE()) {
   block_barrier(false, file, line);
 }
-__attribute__((always_inline)) inline int __syncthreads_count(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+__attribute__((always_inline)) inline int __syncthreads_count(int predicate,
+                                                              const char* file = __builtin_FILE(),
+                                                              int line = __builtin_LINE()) {
   return block_barrier(predicate != 0, file, line).yes;
 }
-__attribute__((always_inline)) inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+__attribute__((always_inline)) inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(),
+                                                           int line = __builtin_LINE()) {
   return block_barrier(predicate != 0, file, line).yes != 0;
 }
-__attribute__((always_inline)) inline int __syncthreads_and(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+__attribute__((always_inline)) inline int __syncthreads_and(int predicate,
+                                                            const char* file = __builtin_FILE(),
+                                                            int line = __builtin_LINE()) {
   const Votes votes = block_barrier(predicate != 0, file, line);
   return votes.yes == votes.all;
 }
@@ -91,7 +97,8 @@ T* dynamic_shared() {
 // The 32-bit address of a place in shared memory, as PTX takes it.
 std::uint32_t shared_address(const void* place);
 
-// "Device" memory, 256-byte aligned. Throws std::bad_alloc where memory is short. Releasing what is not allocated throws std::runtime_error.
+// "Device" memory, 256-byte aligned. Throws std::bad_alloc where memory is short. Releasing what is not
+// allocated throws std::runtime_error.
 void* device_allocate(std::size_t bytes);
 void device_release(void* memory);
 
@@ -104,10 +111,11 @@ struct KernelCall {
 };
 void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
 
-// Runs kernel<<<grid, block, shared_bytes>>>(arguments...), complete on return. Throws std::runtime_error for what a GPU would refuse and for every
-// defect found while it ran; the device can be used again afterwards.
+// Runs kernel<<<grid, block, shared_bytes>>>(arguments...), complete on return. Throws std::runtime_error for
+// what a GPU would refuse and for every defect found while it ran; the device can be used again afterwards.
 template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream, Arguments&&... arguments) {
+void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream,
+             Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
   struct Call {
     void (*kernel)(Parameters...);

@@ -41,7 +41,8 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 void* map(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return memory;
 }
@@ -77,8 +78,9 @@ Fiber* FiberPool::add() {
   return fibers_.back().get();
 }
 
-// With AddressSanitizer every stack has a page below it that must not be touched. Else stacks are cut from huge pages: stacks that lie 64 KiB apart
-// would thrash the translation look-aside buffer, and a protected page would split a huge one.
+// With AddressSanitizer every stack has a page below it that must not be touched. Else stacks are cut from
+// huge pages: stacks that lie 64 KiB apart would thrash the translation look-aside buffer, and a protected
+// page would split a huge one.
 void FiberPool::place_stack(Fiber& fiber) {
   if (address_sanitizer) {
     char* memory = static_cast<char*>(map(stack_bytes_ + page));
@@ -106,7 +108,8 @@ void FiberPool::restart(Fiber& fiber, std::size_t index) {
   unpoison(fiber.stack, fiber.stack_bytes);
   *reinterpret_cast<std::uint64_t*>(fiber.stack) = untouched;
   fiber.fake_stack = nullptr;
-  // Stacks are equally aligned; without an offset of its own the busy frames of all of them would share the same sets of the first-level cache.
+  // Stacks are equally aligned; without an offset of its own the busy frames of all of them would share the
+  // same sets of the first-level cache.
   const std::size_t offset = index * 320 % 4096 & ~std::size_t{15};
 #if defined(GOAT_SIMT_UCONTEXT)
   getcontext(&fiber.context);

@@ -1,4 +1,5 @@
-// Fibers: stacks of their own, among which a host thread switches in a few nanoseconds. One CUDA thread that waits holds one fiber.
+// Fibers: stacks of their own, among which a host thread switches in a few nanoseconds. One CUDA thread that
+// waits holds one fiber.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@
 #if defined(GOAT_SIMT_UCONTEXT)
 #include <ucontext.h>
 #else
-// Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was saved.
+// Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was
+// saved.
 extern "C" void goat_simt_switch(void** save, void* load);
 #endif
 
@@ -90,7 +92,9 @@ class FiberPool {
   void restart_all();
 
   // The lowest bytes of a stack are never reached unless it overflows.
-  static bool overflowed(const Fiber& fiber) { return *reinterpret_cast<const std::uint64_t*>(fiber.stack) != untouched; }
+  static bool overflowed(const Fiber& fiber) {
+    return *reinterpret_cast<const std::uint64_t*>(fiber.stack) != untouched;
+  }
   static constexpr std::size_t reserve = 1024;  // what must remain free where a thread waits
 
  private:

@@ -1,4 +1,5 @@
-// The twin of kernels/cuda/gemm.cu: oneDNN's sgemm. bf16 operands are widened, which is exact, and the result is rounded once.
+// The twin of kernels/cuda/gemm.cu: oneDNN's sgemm. bf16 operands are widened, which is exact, and the result
+// is rounded once.
 #include "kernels/cuda/gemm.cuh"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -13,7 +14,8 @@ namespace {
 std::vector<float> widened(const Tensor& tensor) {
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
   if (tensor.dtype == DType::bf16)
-    std::transform(static_cast<const bf16*>(tensor.data), static_cast<const bf16*>(tensor.data) + values.size(), values.begin(),
+    std::transform(static_cast<const bf16*>(tensor.data),
+                   static_cast<const bf16*>(tensor.data) + values.size(), values.begin(),
                    [](bf16 value) { return __bfloat162float(value); });
   else
     std::copy_n(tensor.as<float>(), values.size(), values.begin());
@@ -22,7 +24,8 @@ std::vector<float> widened(const Tensor& tensor) {
 
 void store(const Tensor& tensor, const std::vector<float>& values) {
   if (tensor.dtype == DType::bf16)
-    std::transform(values.begin(), values.end(), static_cast<bf16*>(tensor.data), [](float value) { return __float2bfloat16(value); });
+    std::transform(values.begin(), values.end(), static_cast<bf16*>(tensor.data),
+                   [](float value) { return __float2bfloat16(value); });
   else
     std::copy(values.begin(), values.end(), tensor.as<float>());
 }
@@ -40,16 +43,20 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
   if (m == 0 || n == 0) return;
   std::vector<float> sum = accumulate ? widened(out) : std::vector<float>(static_cast<std::size_t>(m * n));
   if (bias) {
-    if (!is_aligned_bias(bias)) throw std::runtime_error(std::string("Gemm: '") + bias.name + "' is not aligned to 16 bytes");
+    if (!is_aligned_bias(bias))
+      throw std::runtime_error(std::string("Gemm: '") + bias.name + "' is not aligned to 16 bytes");
     const std::vector<float> row = widened(bias);
-    for (std::int64_t i = 0; i < m * n; ++i) sum[static_cast<std::size_t>(i)] += row[static_cast<std::size_t>(i % n)];
+    for (std::int64_t i = 0; i < m * n; ++i)
+      sum[static_cast<std::size_t>(i)] += row[static_cast<std::size_t>(i % n)];
   }
   if (k > 0) {
     const std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
-    const dnnl_status_t status = dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(), left.tensor.shape[1],
-                                            b.data(), right.tensor.shape[1], 1.0f, sum.data(), n);
+    const dnnl_status_t status =
+        dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
+                   left.tensor.shape[1], b.data(), right.tensor.shape[1], 1.0f, sum.data(), n);
     if (status != dnnl_success)
-      throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" + out.name + "' " + out.shape_text());
+      throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" +
+                               out.name + "' " + out.shape_text());
   }
   store(out, sum);
 }

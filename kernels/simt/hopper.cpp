@@ -42,7 +42,8 @@ HopperUnits::Barrier& HopperUnits::barrier_at(std::uint64_t* place, const void* 
 void HopperUnits::init_barrier(std::uint64_t* barrier, int arrivals, const void* code) {
   if (reinterpret_cast<std::uintptr_t>(barrier) % 8 != 0 || !worker_.shared.valid(barrier, 8))
     fail("mbarrier: not in shared memory, or not at a multiple of 8 bytes, at " + source_place(code));
-  if (arrivals < 1) fail(formatted("mbarrier: initialised for %d arrivals, at ", arrivals) + source_place(code));
+  if (arrivals < 1)
+    fail(formatted("mbarrier: initialised for %d arrivals, at ", arrivals) + source_place(code));
   if (!barriers_.emplace(barrier, Barrier{arrivals, arrivals, 0, 0, 0, nullptr, {}, {}}).second)
     fail("mbarrier: initialised twice, at " + source_place(code));
 }
@@ -57,7 +58,8 @@ void HopperUnits::complete_phase(Barrier& barrier) {
 
 void HopperUnits::arrive(std::uint64_t* place, int expected_bytes, const void* code) {
   Barrier& barrier = barrier_at(place, code);
-  if (barrier.missing <= 0) fail("mbarrier: more arrivals than it was initialised for, at " + source_place(code));
+  if (barrier.missing <= 0)
+    fail("mbarrier: more arrivals than it was initialised for, at " + source_place(code));
   if (worker_.races) worker_.races->release(current_thread->number, barrier.clock);
   barrier.missing_bytes += expected_bytes;
   if (expected_bytes > 0) barrier.announced = code;
@@ -81,12 +83,14 @@ void HopperUnits::wait(std::uint64_t* place, int parity, const void* code) {
 
 // ---- tensor memory accelerator
 
-void HopperUnits::load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier, const void* code) {
+void HopperUnits::load(void* shared, const SimulatedTensorMap& map, int column, int row,
+                       std::uint64_t* barrier, const void* code) {
   const auto bytes = static_cast<std::size_t>(map.box_rows) * box_row_bytes;
   if (!worker_.shared.contains(shared) || worker_.shared.offset(shared) % 1024 != 0)
     fail("TMA: the destination is not shared memory at a multiple of 1024 bytes, at " + source_place(code));
   if (!worker_.shared.valid(shared, bytes))
-    fail(formatted("TMA: out of bounds, a box of %zu bytes is written at ", bytes) + worker_.shared.describe(shared) + ", at " + source_place(code));
+    fail(formatted("TMA: out of bounds, a box of %zu bytes is written at ", bytes) +
+         worker_.shared.describe(shared) + ", at " + source_place(code));
   if (!DeviceMemory::instance().contains(map.base, static_cast<std::size_t>(map.rows) * map.row_bytes))
     fail("TMA: out of bounds, the matrix is not in device memory, at " + source_place(code));
   barrier_at(barrier, code);
@@ -114,16 +118,22 @@ void HopperUnits::land(const Load& load) {
   const std::size_t start = worker_.shared.offset(load.shared);
   for (int r = 0; r < load.map.box_rows; ++r)
     for (int c = 0; c < box_columns; c += 8) {
-      unsigned char* to = worker_.shared.region() + swizzled(start + static_cast<std::size_t>(r) * box_row_bytes + static_cast<std::size_t>(c) * 2);
+      unsigned char* to =
+          worker_.shared.region() +
+          swizzled(start + static_cast<std::size_t>(r) * box_row_bytes + static_cast<std::size_t>(c) * 2);
       const int row = load.row + r, column = load.column + c;
       if (row >= 0 && row < load.map.rows && column >= 0 && column < load.map.columns)
-        std::memcpy(to, load.map.base + static_cast<std::size_t>(row) * load.map.row_bytes + static_cast<std::size_t>(column) * 2, 16);
+        std::memcpy(to,
+                    load.map.base + static_cast<std::size_t>(row) * load.map.row_bytes +
+                        static_cast<std::size_t>(column) * 2,
+                    16);
       else
         std::memset(to, 0, 16);
     }
   const auto bytes = static_cast<std::size_t>(load.map.box_rows) * box_row_bytes;
   Barrier& barrier = barrier_at(load.barrier, load.code);
-  if (worker_.races) worker_.races->tma_landed(load.thread, load.clock, load.shared, bytes, load.code, barrier.clock);
+  if (worker_.races)
+    worker_.races->tma_landed(load.thread, load.clock, load.shared, bytes, load.code, barrier.clock);
   barrier.missing_bytes -= static_cast<std::int64_t>(bytes);
   complete_phase(barrier);
 }
@@ -136,9 +146,11 @@ void HopperUnits::meet(WarpgroupOperation operation, void* argument, const void*
   const unsigned number = self.number / warpgroup_threads;
   Warpgroup& group = warpgroups_[number];
   self.code = code;
-  if ((number + 1) * warpgroup_threads > worker_.threads.size()) fail("wgmma: the warpgroup is not complete, at " + source_place(code));
+  if ((number + 1) * warpgroup_threads > worker_.threads.size())
+    fail("wgmma: the warpgroup is not complete, at " + source_place(code));
   if (group.arrived && group.operation != operation)
-    fail("warpgroup divergence: its threads are at different wgmma instructions, one at " + source_place(code));
+    fail("warpgroup divergence: its threads are at different wgmma instructions, one at " +
+         source_place(code));
   group.operation = operation;
   group.argument[self.number % warpgroup_threads] = argument;
   if (++group.arrived < warpgroup_threads) {
@@ -155,20 +167,26 @@ void HopperUnits::meet(WarpgroupOperation operation, void* argument, const void*
   }
 }
 
-// Element (row, k) of an operand in shared memory: 8 rows of 128 bytes make a group, groups are a stride apart.
+// Element (row, k) of an operand in shared memory: 8 rows of 128 bytes make a group, groups are a stride
+// apart.
 float HopperUnits::operand(std::uint64_t descriptor, int row, int k, bool k_is_slow) const {
   const std::size_t base = (descriptor & 0x3FFF) << 4, stride = (descriptor >> 32 & 0x3FFF) << 4;
-  const auto slow = static_cast<std::size_t>(k_is_slow ? k : row), fast = static_cast<std::size_t>(k_is_slow ? row : k);
+  const auto slow = static_cast<std::size_t>(k_is_slow ? k : row),
+             fast = static_cast<std::size_t>(k_is_slow ? row : k);
   std::uint16_t bits;
-  std::memcpy(&bits, worker_.shared.region() + swizzled(base + slow / 8 * stride + slow % 8 * 128 + fast * 2), sizeof bits);
+  std::memcpy(&bits, worker_.shared.region() + swizzled(base + slow / 8 * stride + slow % 8 * 128 + fast * 2),
+              sizeof bits);
   return widened(bits);
 }
 
 void HopperUnits::multiply(Product& product) {
   for (int thread = 0; thread < warpgroup_threads; ++thread)
-    if (std::memcmp(product.parts[static_cast<std::size_t>(thread)].d, &product.before[static_cast<std::size_t>(thread) * accumulators],
+    if (std::memcmp(product.parts[static_cast<std::size_t>(thread)].d,
+                    &product.before[static_cast<std::size_t>(thread) * accumulators],
                     accumulators * sizeof(float)) != 0)
-      fail(formatted("wgmma: thread %d wrote its accumulators before they were waited for, product started at ", thread) +
+      fail(formatted(
+               "wgmma: thread %d wrote its accumulators before they were waited for, product started at ",
+               thread) +
            source_place(product.code));
   static thread_local float a[64][16], b[16][64];
   const WarpgroupProduct& first = product.parts[0];
@@ -187,7 +205,8 @@ void HopperUnits::multiply(Product& product) {
   for (int thread = 0; thread < warpgroup_threads; ++thread) {
     const WarpgroupProduct& part = product.parts[static_cast<std::size_t>(thread)];
     for (int q = 0; q < accumulators; ++q) {
-      const int i = thread / 32 * 16 + thread % 32 / 4 + (q >> 1 & 1) * 8, n = q / 4 * 8 + thread % 4 * 2 + (q & 1);
+      const int i = thread / 32 * 16 + thread % 32 / 4 + (q >> 1 & 1) * 8,
+                n = q / 4 * 8 + thread % 4 * 2 + (q & 1);
       float sum = part.scale_d ? part.d[q] : 0;
       for (int k = 0; k < 16; ++k) sum += a[i][k] * b[k][n];
       part.d[q] = sum;
@@ -205,7 +224,8 @@ void HopperUnits::note_operand_reads(const Product& product, int warpgroup) {
     for (std::size_t row = 0; row < (k_is_slow ? 16 : 64); ++row) {
       const std::size_t at = base + row / 8 * stride + row % 8 * 128;
       for (std::size_t byte = 0; byte < (k_is_slow ? 128 : 32); byte += 16)
-        worker_.races->access(reader, worker_.shared.region() + swizzled(at + byte), 16, Access::read, product.code);
+        worker_.races->access(reader, worker_.shared.region() + swizzled(at + byte), 16, Access::read,
+                              product.code);
     }
   };
   if (!product.a_in_registers) note(product.parts[0].a_descriptor, false);
@@ -219,14 +239,19 @@ void HopperUnits::start_product(void** argument, int warpgroup, bool a_in_regist
     const auto& part = *static_cast<const WarpgroupProduct*>(argument[thread]);
     product.parts.push_back(part);
     const WarpgroupProduct& first = product.parts[0];
-    if (part.a_descriptor != first.a_descriptor || part.b_descriptor != first.b_descriptor || part.scale_d != first.scale_d)
-      fail("wgmma: descriptors or scale_d differ between the threads of the warpgroup, at " + source_place(product.code));
+    if (part.a_descriptor != first.a_descriptor || part.b_descriptor != first.b_descriptor ||
+        part.scale_d != first.scale_d)
+      fail("wgmma: descriptors or scale_d differ between the threads of the warpgroup, at " +
+           source_place(product.code));
   }
   note_operand_reads(product, warpgroup);
-  const bool chained = !group.products.empty() && group.products.back().parts[0].d == product.parts[0].d && !group.products.back().done;
+  const bool chained = !group.products.empty() && group.products.back().parts[0].d == product.parts[0].d &&
+                       !group.products.back().done;
   if (!chained)
-    for (const WarpgroupProduct& part : product.parts) product.before.insert(product.before.end(), part.d, part.d + accumulators);
-  const bool all_done = std::all_of(group.products.begin(), group.products.end(), [](const Product& earlier) { return earlier.done; });
+    for (const WarpgroupProduct& part : product.parts)
+      product.before.insert(product.before.end(), part.d, part.d + accumulators);
+  const bool all_done = std::all_of(group.products.begin(), group.products.end(),
+                                    [](const Product& earlier) { return earlier.done; });
   group.products.push_back(std::move(product));
   ++worker_.outstanding;
   if (all_done && worker_.copies_land_at_once()) multiply(group.products.back());
@@ -237,11 +262,13 @@ void HopperUnits::commit(int warpgroup) { ++warpgroups_[warpgroup].open_group; }
 void HopperUnits::wait_products(int warpgroup, int pending) {
   Warpgroup& group = warpgroups_[warpgroup];
   std::size_t waited = 0;
-  for (; waited < group.products.size() && group.products[waited].group < group.open_group - pending; ++waited) {
+  for (; waited < group.products.size() && group.products[waited].group < group.open_group - pending;
+       ++waited) {
     Product& product = group.products[waited];
     if (product.done) continue;
     if (product.before.empty())  // continues the sum of the product before it, complete by now
-      for (const WarpgroupProduct& part : product.parts) product.before.insert(product.before.end(), part.d, part.d + accumulators);
+      for (const WarpgroupProduct& part : product.parts)
+        product.before.insert(product.before.end(), part.d, part.d + accumulators);
     multiply(product);
   }
   group.products.erase(group.products.begin(), group.products.begin() + static_cast<std::ptrdiff_t>(waited));
@@ -251,7 +278,8 @@ void HopperUnits::wait_products(int warpgroup, int pending) {
 void HopperUnits::check_return(const Thread& thread) const {
   const Warpgroup& group = warpgroups_[thread.number / warpgroup_threads];
   if (!group.products.empty())
-    fail("a thread returned with a wgmma product under way that was never waited for, started at " + source_place(group.products[0].code));
+    fail("a thread returned with a wgmma product under way that was never waited for, started at " +
+         source_place(group.products[0].code));
 }
 
 std::string HopperUnits::forgotten() const {
@@ -263,29 +291,45 @@ std::string HopperUnits::forgotten() const {
 
 // ---- what kernels call
 
-void simulated_mbarrier_init(std::uint64_t* barrier, int arrivals) { units().init_barrier(barrier, arrivals, __builtin_return_address(0)); }
-void simulated_mbarrier_arrive(std::uint64_t* barrier, int expected_bytes) { units().arrive(barrier, expected_bytes, __builtin_return_address(0)); }
-void simulated_mbarrier_wait(std::uint64_t* barrier, int parity) { units().wait(barrier, parity, __builtin_return_address(0)); }
+void simulated_mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  units().init_barrier(barrier, arrivals, __builtin_return_address(0));
+}
+void simulated_mbarrier_arrive(std::uint64_t* barrier, int expected_bytes) {
+  units().arrive(barrier, expected_bytes, __builtin_return_address(0));
+}
+void simulated_mbarrier_wait(std::uint64_t* barrier, int parity) {
+  units().wait(barrier, parity, __builtin_return_address(0));
+}
 
 SimulatedTensorMap simulated_tensor_map(const void* base, int rows, int columns, int box_rows) {
   if (reinterpret_cast<std::uintptr_t>(base) % 16 != 0 || columns * 2 % 16 != 0)
     throw std::invalid_argument("tensor map: base and row length must be multiples of 16 bytes");
   if (box_rows < 1 || box_rows > 256) throw std::invalid_argument("tensor map: a box has 1 to 256 rows");
-  return {static_cast<const unsigned char*>(base), rows, columns, static_cast<std::size_t>(columns) * 2, box_rows};
+  return {static_cast<const unsigned char*>(base), rows, columns, static_cast<std::size_t>(columns) * 2,
+          box_rows};
 }
-void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier) {
+void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column, int row,
+                        std::uint64_t* barrier) {
   units().load(shared, map, column, row, barrier, __builtin_return_address(0));
 }
 
-void warpgroup_collective(WarpgroupOperation operation, void* argument) { units().meet(operation, argument, __builtin_return_address(0)); }
-void start_product_shared(void** argument, int warpgroup) { units().start_product(argument, warpgroup, false); }
-void start_product_registers(void** argument, int warpgroup) { units().start_product(argument, warpgroup, true); }
+void warpgroup_collective(WarpgroupOperation operation, void* argument) {
+  units().meet(operation, argument, __builtin_return_address(0));
+}
+void start_product_shared(void** argument, int warpgroup) {
+  units().start_product(argument, warpgroup, false);
+}
+void start_product_registers(void** argument, int warpgroup) {
+  units().start_product(argument, warpgroup, true);
+}
 void simulated_wgmma_commit() {
-  units().meet([](void**, int warpgroup) { units().commit(warpgroup); }, nullptr, __builtin_return_address(0));
+  units().meet([](void**, int warpgroup) { units().commit(warpgroup); }, nullptr,
+               __builtin_return_address(0));
 }
 void simulated_wgmma_wait(int pending) {
-  units().meet([](void** argument, int warpgroup) { units().wait_products(warpgroup, *static_cast<const int*>(argument[0])); }, &pending,
-               __builtin_return_address(0));
+  units().meet([](void** argument,
+                  int warpgroup) { units().wait_products(warpgroup, *static_cast<const int*>(argument[0])); },
+               &pending, __builtin_return_address(0));
 }
 
 }  // namespace goat::on_simt

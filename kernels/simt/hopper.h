@@ -21,7 +21,8 @@ class HopperUnits {
   void arrive(std::uint64_t* barrier, int expected_bytes, const void* code);
   void wait(std::uint64_t* barrier, int parity, const void* code);
 
-  void load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier, const void* code);
+  void load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier,
+            const void* code);
   bool land_one();  // a load that is under way; false if there is none
 
   void meet(WarpgroupOperation operation, void* argument, const void* code);

@@ -18,7 +18,8 @@ struct MatrixProduct {
 };
 void multiply_fragments(void** argument, std::uint32_t mask);
 
-GOAT_SIMT_INLINE void simulated_mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+GOAT_SIMT_INLINE void simulated_mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
   MatrixProduct product{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
   collective(0xFFFFFFFFu, multiply_fragments, &product, 0);
   for (int i = 0; i < 4; ++i) d[i] = product.d[i];
@@ -55,7 +56,8 @@ void simulated_mbarrier_init(std::uint64_t* barrier, int arrivals);
 void simulated_mbarrier_arrive(std::uint64_t* barrier, int expected_bytes);
 void simulated_mbarrier_wait(std::uint64_t* barrier, int parity);
 
-// ---- TMA, sm_90: a box of rows x 64 columns of a row-major bf16 matrix, swizzled in units of 128 bytes; outside the matrix are zeros
+// ---- TMA, sm_90: a box of rows x 64 columns of a row-major bf16 matrix, swizzled in units of 128 bytes;
+// outside the matrix are zeros
 
 struct SimulatedTensorMap {
   const unsigned char* base;
@@ -65,7 +67,8 @@ struct SimulatedTensorMap {
 };
 // Throws std::invalid_argument for what the driver would refuse.
 SimulatedTensorMap simulated_tensor_map(const void* base, int rows, int columns, int box_rows);
-void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier);
+void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column, int row,
+                        std::uint64_t* barrier);
 
 // ---- wgmma m64n64k16, sm_90: d (64x64) = scale_d d + a b
 

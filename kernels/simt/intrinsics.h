@@ -14,7 +14,8 @@ namespace goat::on_simt {
 
 using bf16 = __nv_bfloat16;
 
-// ---- loads and stores of 1 to 16 bytes. A GPU traps where the address is not a multiple of the size; so does this.
+// ---- loads and stores of 1 to 16 bytes. A GPU traps where the address is not a multiple of the size; so
+// does this.
 
 [[noreturn]] void misaligned_access(const void* place, std::size_t bytes, const void* code);
 [[gnu::always_inline]] inline const void* this_place() {
@@ -29,7 +30,8 @@ using bf16 = __nv_bfloat16;
 
 template <class T>
 [[gnu::always_inline]] inline const T* aligned(const T* place) {
-  static_assert(sizeof(T) <= 16 && std::has_single_bit(sizeof(T)), "one instruction moves 1, 2, 4, 8 or 16 bytes");
+  static_assert(sizeof(T) <= 16 && std::has_single_bit(sizeof(T)),
+                "one instruction moves 1, 2, 4, 8 or 16 bytes");
   if (reinterpret_cast<std::uintptr_t>(place) % sizeof(T) != 0) [[unlikely]]
     misaligned_access(place, sizeof(T), this_place());
   return place;
@@ -118,13 +120,14 @@ inline unsigned atomicInc(unsigned* place, unsigned limit) {
   return atomic_update(place, [limit](unsigned old) { return old >= limit ? 0 : old + 1; });
 }
 
-// ---- conversion to bf16, to nearest even. In place of cuda_bf16.h's, which are not inlined everywhere: g++ -fsanitize=thread does not report the
-// store in `*place = call()` of a class type.
+// ---- conversion to bf16, to nearest even. In place of cuda_bf16.h's, which are not inlined everywhere: g++
+// -fsanitize=thread does not report the store in `*place = call()` of a class type.
 
 [[gnu::always_inline]] inline bf16 __float2bfloat16(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
-  return std::bit_cast<bf16>(static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded));
+  return std::bit_cast<bf16>(
+      static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded));
 }
 [[gnu::always_inline]] inline bf16 __float2bfloat16_rn(float x) { return __float2bfloat16(x); }
 [[gnu::always_inline]] inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) {
@@ -201,7 +204,9 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<std::uint64_t>(a) * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<std::uint64_t>(a) * b >> 32);
+}
 inline unsigned __brev(unsigned x) {
   unsigned reversed = 0;
   for (int bit = 0; bit < 32; ++bit) reversed |= (x >> bit & 1u) << (31 - bit);
@@ -211,7 +216,8 @@ inline unsigned __brev(unsigned x) {
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
   unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
   return result;
 }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {

@@ -1,4 +1,5 @@
-// enqueue(): checks what a GPU would refuse, deals the blocks out to host threads, and turns failures into exceptions.
+// enqueue(): checks what a GPU would refuse, deals the blocks out to host threads, and turns failures into
+// exceptions.
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -112,7 +113,8 @@ class HostThreads {
   int threads_ = 0, busy_ = 0, wanted_ = 0;
 };
 
-// Never destroyed: they end with the process. A child that was forked has none of its parent's threads and begins anew.
+// Never destroyed: they end with the process. A child that was forked has none of its parent's threads and
+// begins anew.
 HostThreads& host_threads() {
   static std::mutex mutex;
   static HostThreads* threads = nullptr;
@@ -142,14 +144,17 @@ void check_limits(const Launch& launch) {
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   if (current_worker) refuse(launch, "a kernel cannot enqueue a kernel");
   if (threads == 0 || threads > 1024 || block.z > 64)
-    refuse(launch, formatted("a block of (%u,%u,%u) = %llu threads; 1 to 1024 are allowed, at most 64 in z", block.x, block.y, block.z,
-                             static_cast<unsigned long long>(threads)));
+    refuse(launch, formatted("a block of (%u,%u,%u) = %llu threads; 1 to 1024 are allowed, at most 64 in z",
+                             block.x, block.y, block.z, static_cast<unsigned long long>(threads)));
   if (launch.blocks == 0 || grid.x > 0x7FFFFFFFu || grid.y > 65535 || grid.z > 65535)
-    refuse(launch, formatted("a grid of (%u,%u,%u) blocks; at least 1 and at most (2147483647,65535,65535) are allowed", grid.x, grid.y, grid.z));
+    refuse(
+        launch,
+        formatted("a grid of (%u,%u,%u) blocks; at least 1 and at most (2147483647,65535,65535) are allowed",
+                  grid.x, grid.y, grid.z));
   const std::size_t limit = shared_memory_limit(launch.options.architecture);
   if (launch.shared_bytes > limit)
-    refuse(launch,
-           formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu", launch.shared_bytes, launch.options.architecture, limit));
+    refuse(launch, formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu",
+                             launch.shared_bytes, launch.options.architecture, limit));
 }
 
 }  // namespace
@@ -177,15 +182,20 @@ void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall&
   check_limits(launch);
 
   const int wanted = launch.options.threads > 0 ? launch.options.threads : processors_of_this_process();
-  const bool one_thread = wanted == 1 || launch.blocks == 1 || (kernels_are_instrumented && launch.options.races);
+  const bool one_thread =
+      wanted == 1 || launch.blocks == 1 || (kernels_are_instrumented && launch.options.races);
   if (one_thread)
     take_part(launch);
   else
-    host_threads().run(launch, static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), launch.blocks)));
+    host_threads().run(
+        launch, static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), launch.blocks)));
 
   const std::string overrun = DeviceMemory::instance().overrun();
-  if (!launch.report.empty()) throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": " + launch.report);
-  if (!overrun.empty()) throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": out of bounds, something was written behind " + overrun);
+  if (!launch.report.empty())
+    throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": " + launch.report);
+  if (!overrun.empty())
+    throw std::runtime_error("simt: " + kernel_name(call.kernel) +
+                             ": out of bounds, something was written behind " + overrun);
 }
 
 }  // namespace goat::on_simt

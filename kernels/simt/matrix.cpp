@@ -1,4 +1,5 @@
-// mma.sync and ldmatrix. The layouts of the fragments are those of the PTX ISA (kernels/cuda/ptx.cuh shows them).
+// mma.sync and ldmatrix. The layouts of the fragments are those of the PTX ISA (kernels/cuda/ptx.cuh shows
+// them).
 #include <bit>
 #include <cstring>
 
@@ -6,7 +7,8 @@
 #include "kernels/simt/report.h"
 #include "kernels/simt/scheduler.h"
 
-// Compiled for AVX-512, AVX2 with FMA and the baseline; the dynamic linker picks. Nothing but builtins is used inside.
+// Compiled for AVX-512, AVX2 with FMA and the baseline; the dynamic linker picks. Nothing but builtins is
+// used inside.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define GOAT_SIMT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -76,10 +78,12 @@ namespace {
 const void* checked_row(Worker& worker, const Thread& thread, const void* row) {
   if (!worker.shared.valid(row, 16)) [[unlikely]]
     fail(formatted("ldmatrix: out of bounds, lane %u reads 16 bytes at %s, at ", thread.lane,
-                   worker.shared.contains(row) ? worker.shared.describe(row).c_str() : "an address that is not shared memory") +
+                   worker.shared.contains(row) ? worker.shared.describe(row).c_str()
+                                               : "an address that is not shared memory") +
          source_place(thread.code));
   if (worker.shared.offset(row) % 16 != 0) [[unlikely]]
-    fail(formatted("ldmatrix: misaligned access, lane %u reads 16 bytes at %s, at ", thread.lane, worker.shared.describe(row).c_str()) +
+    fail(formatted("ldmatrix: misaligned access, lane %u reads 16 bytes at %s, at ", thread.lane,
+                   worker.shared.describe(row).c_str()) +
          source_place(thread.code));
   if (worker.races) worker.races->access(thread, row, 16, Access::read, thread.code);
   return row;
@@ -108,7 +112,8 @@ void read_matrices_of_warp(void** argument) {
     worker.counters.conflicting_matrix_reads += conflicting(worker.shared, rows);
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4, t = lane % 4 * 2;
-      const std::uint32_t low = transposed ? element[t][g] : element[g][t], high = transposed ? element[t + 1][g] : element[g][t + 1];
+      const std::uint32_t low = transposed ? element[t][g] : element[g][t],
+                          high = transposed ? element[t + 1][g] : element[g][t + 1];
       static_cast<MatrixRead*>(argument[lane])->fragment[matrix] = low | high << 16;
     }
   }

@@ -13,7 +13,8 @@ namespace goat::on_simt {
 namespace {
 
 [[noreturn]] void reject(const char* variable, const char* value, const std::string& allowed) {
-  throw std::runtime_error(std::string("environment variable ") + variable + " is '" + value + "': it must be " + allowed);
+  throw std::runtime_error(std::string("environment variable ") + variable + " is '" + value +
+                           "': it must be " + allowed);
 }
 
 template <class T>
@@ -38,7 +39,8 @@ void read_number(const char* variable, T& result) {
   const char* end = value + std::strlen(value);
   T number{};
   const auto [last, status] = std::from_chars(value, end, number);
-  if (status != std::errc{} || last != end || number < T{}) reject(variable, value, "a whole number, 0 or more");
+  if (status != std::errc{} || last != end || number < T{})
+    reject(variable, value, "a whole number, 0 or more");
   result = number;
 }
 
@@ -46,10 +48,15 @@ void read_number(const char* variable, T& result) {
 
 Options environment_options() {
   Options result;
-  read_choice<Order>("GOAT_SIMT_ORDER", {{"ascending", Order::ascending}, {"descending", Order::descending}, {"random", Order::random}},
-                     result.order);
-  read_choice<Copies>("GOAT_SIMT_COPIES", {{"early", Copies::early}, {"late", Copies::late}, {"random", Copies::random}}, result.copies);
-  read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}}, result.architecture);
+  read_choice<Order>(
+      "GOAT_SIMT_ORDER",
+      {{"ascending", Order::ascending}, {"descending", Order::descending}, {"random", Order::random}},
+      result.order);
+  read_choice<Copies>("GOAT_SIMT_COPIES",
+                      {{"early", Copies::early}, {"late", Copies::late}, {"random", Copies::random}},
+                      result.copies);
+  read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}},
+                   result.architecture);
   read_choice<bool>("GOAT_SIMT_LEAKS", {{"0", false}, {"1", true}}, result.leaks);
   read_number("GOAT_SIMT_SEED", result.seed);
   read_number("GOAT_SIMT_THREADS", result.threads);
@@ -69,7 +76,9 @@ std::size_t shared_memory_limit(int architecture) {
     case 89:
     case 120: return 99 * KiB;
     case 90: return 227 * KiB;
-    default: throw std::invalid_argument("simt: architecture " + std::to_string(architecture) + " is not one of 80, 86, 89, 90, 120");
+    default:
+      throw std::invalid_argument("simt: architecture " + std::to_string(architecture) +
+                                  " is not one of 80, 86, 89, 90, 120");
   }
 }
 

@@ -1,5 +1,6 @@
-// What g++ -fsanitize=thread calls at every load and store, answered by the race checker instead of libtsan: kernels are compiled with that flag,
-// the emulator is not, and nothing is linked with it. The linker takes this file from the library where instrumented code asks for it.
+// What g++ -fsanitize=thread calls at every load and store, answered by the race checker instead of libtsan:
+// kernels are compiled with that flag, the emulator is not, and nothing is linked with it. The linker takes
+// this file from the library where instrumented code asks for it.
 #include <cstddef>
 #include <cstdint>
 
@@ -11,7 +12,8 @@ namespace {
 using goat::on_simt::current_thread;
 using goat::on_simt::current_worker;
 
-// Templates of the standard library that the emulator shares with instrumented code may come instrumented: the checker is not to check itself.
+// Templates of the standard library that the emulator shares with instrumented code may come instrumented:
+// the checker is not to check itself.
 constinit thread_local bool busy = false;
 
 inline void observe(const void* place, std::size_t bytes, bool write, bool aligned, const void* code) {
@@ -34,22 +36,41 @@ inline void observe(const void* place, std::size_t bytes, bool write, bool align
   void __tsan_unaligned_volatile_read##bytes(void* place) { observe(place, bytes, false, false, CODE); } \
   void __tsan_unaligned_volatile_write##bytes(void* place) { observe(place, bytes, true, false, CODE); }
 
-// Atomics of instrumented code, std::atomic of the host included. The device's own reach the checker through observe_atomic().
-#define ATOMICS(bits, T)                                                                                                              \
-  T __tsan_atomic##bits##_load(const volatile T* place, int) { return __atomic_load_n(place, __ATOMIC_SEQ_CST); }                     \
-  void __tsan_atomic##bits##_store(volatile T* place, T value, int) { __atomic_store_n(place, value, __ATOMIC_SEQ_CST); }             \
-  T __tsan_atomic##bits##_exchange(volatile T* place, T value, int) { return __atomic_exchange_n(place, value, __ATOMIC_SEQ_CST); }   \
-  T __tsan_atomic##bits##_fetch_add(volatile T* place, T value, int) { return __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST); }   \
-  T __tsan_atomic##bits##_fetch_sub(volatile T* place, T value, int) { return __atomic_fetch_sub(place, value, __ATOMIC_SEQ_CST); }   \
-  T __tsan_atomic##bits##_fetch_and(volatile T* place, T value, int) { return __atomic_fetch_and(place, value, __ATOMIC_SEQ_CST); }   \
-  T __tsan_atomic##bits##_fetch_or(volatile T* place, T value, int) { return __atomic_fetch_or(place, value, __ATOMIC_SEQ_CST); }     \
-  T __tsan_atomic##bits##_fetch_xor(volatile T* place, T value, int) { return __atomic_fetch_xor(place, value, __ATOMIC_SEQ_CST); }   \
-  T __tsan_atomic##bits##_fetch_nand(volatile T* place, T value, int) { return __atomic_fetch_nand(place, value, __ATOMIC_SEQ_CST); } \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* place, T* expected, T value, int, int) {                              \
-    return __atomic_compare_exchange_n(place, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                            \
-  }                                                                                                                                   \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* place, T* expected, T value, int, int) {                                \
-    return __atomic_compare_exchange_n(place, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                             \
+// Atomics of instrumented code, std::atomic of the host included. The device's own reach the checker through
+// observe_atomic().
+#define ATOMICS(bits, T)                                                                                   \
+  T __tsan_atomic##bits##_load(const volatile T* place, int) {                                             \
+    return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                       \
+  }                                                                                                        \
+  void __tsan_atomic##bits##_store(volatile T* place, T value, int) {                                      \
+    __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                      \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_exchange(volatile T* place, T value, int) {                                      \
+    return __atomic_exchange_n(place, value, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_add(volatile T* place, T value, int) {                                     \
+    return __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* place, T value, int) {                                     \
+    return __atomic_fetch_sub(place, value, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_and(volatile T* place, T value, int) {                                     \
+    return __atomic_fetch_and(place, value, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_or(volatile T* place, T value, int) {                                      \
+    return __atomic_fetch_or(place, value, __ATOMIC_SEQ_CST);                                              \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_xor(volatile T* place, T value, int) {                                     \
+    return __atomic_fetch_xor(place, value, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                        \
+  T __tsan_atomic##bits##_fetch_nand(volatile T* place, T value, int) {                                    \
+    return __atomic_fetch_nand(place, value, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                                        \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* place, T* expected, T value, int, int) {   \
+    return __atomic_compare_exchange_n(place, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                        \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* place, T* expected, T value, int, int) {     \
+    return __atomic_compare_exchange_n(place, expected, value, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
   }
 
 extern "C" {

@@ -12,11 +12,13 @@ namespace goat::on_simt {
 
 namespace {
 
-constexpr std::uint32_t pending = 0xFFFFFFFFu;  // the clock of an asynchronous write that nobody has waited for
+constexpr std::uint32_t pending =
+    0xFFFFFFFFu;  // the clock of an asynchronous write that nobody has waited for
 constexpr std::size_t most_reports = 16;
 
 std::uint8_t touched_bytes(std::size_t cell, std::size_t begin, std::size_t end) {
-  return static_cast<std::uint8_t>((2 * cell >= begin && 2 * cell < end ? 1 : 0) | (2 * cell + 1 >= begin && 2 * cell + 1 < end ? 2 : 0));
+  return static_cast<std::uint8_t>((2 * cell >= begin && 2 * cell < end ? 1 : 0) |
+                                   (2 * cell + 1 >= begin && 2 * cell + 1 < end ? 2 : 0));
 }
 
 }  // namespace
@@ -49,7 +51,8 @@ void RaceChecker::start_block() {
 
 std::uint32_t RaceChecker::known(std::uint32_t thread, std::uint32_t other) const {
   if (thread == other) return own_[thread];
-  const std::uint32_t learnt = row_epoch_[thread] == epoch_ ? rows_[std::size_t{thread} * threads_ + other] : 0;
+  const std::uint32_t learnt =
+      row_epoch_[thread] == epoch_ ? rows_[std::size_t{thread} * threads_ + other] : 0;
   return std::max(floor_[other], learnt);
 }
 
@@ -67,7 +70,8 @@ void RaceChecker::synchronize(const std::uint32_t* threads, std::size_t count) {
   Clock joined(threads_, 0);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t* values = row(threads[i]);
-    for (std::uint32_t other = 0; other < threads_; ++other) joined[other] = std::max(joined[other], values[other]);
+    for (std::uint32_t other = 0; other < threads_; ++other)
+      joined[other] = std::max(joined[other], values[other]);
   }
   for (std::size_t i = 0; i < count; ++i) {
     std::copy(joined.begin(), joined.end(), row(threads[i]));
@@ -84,20 +88,23 @@ void RaceChecker::synchronize_block() {
 void RaceChecker::release(std::uint32_t thread, Clock& clock) {
   clock.resize(threads_, 0);
   const std::uint32_t* values = row(thread);
-  for (std::uint32_t other = 0; other < threads_; ++other) clock[other] = std::max(clock[other], values[other]);
+  for (std::uint32_t other = 0; other < threads_; ++other)
+    clock[other] = std::max(clock[other], values[other]);
   ++own_[thread];
 }
 
 void RaceChecker::acquire(std::uint32_t thread, const Clock& clock) {
   std::uint32_t* values = row(thread);
-  for (std::uint32_t other = 0; other < clock.size(); ++other) values[other] = std::max(values[other], clock[other]);
+  for (std::uint32_t other = 0; other < clock.size(); ++other)
+    values[other] = std::max(values[other], clock[other]);
 }
 
 // ---- fences and atomics: the last of many blocks may read what the others wrote before
 
 void RaceChecker::fence(std::uint32_t thread) {
   const std::uint32_t* values = row(thread);
-  for (std::uint32_t other = 0; other < threads_; ++other) fenced_[other] = std::max(fenced_[other], values[other]);
+  for (std::uint32_t other = 0; other < threads_; ++other)
+    fenced_[other] = std::max(fenced_[other], values[other]);
   ++own_[thread];
   any_fence_ = true;
 }
@@ -111,7 +118,8 @@ void RaceChecker::atomic_passes_on(const void* place) {
 
 // ---- accesses
 
-void RaceChecker::plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write, bool aligned, const void* code) {
+void RaceChecker::plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write,
+                               bool aligned, const void* code) {
   const bool misaligned = aligned && reinterpret_cast<std::uintptr_t>(place) % bytes != 0;
   if (misaligned && (worker_.shared.contains(place) || DeviceMemory::instance().contains(place, 1))) {
     report("misaligned access", place, thread, code, -1, nullptr);
@@ -121,7 +129,8 @@ void RaceChecker::plain_access(const Thread& thread, const void* place, std::siz
   access(thread, place, bytes, write ? Access::write : Access::read, code);
 }
 
-void RaceChecker::access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code) {
+void RaceChecker::access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
+                         const void* code) {
   if (bytes == 0) return;
   if (worker_.shared.contains(place))
     shared_access(thread, place, bytes, kind, code);
@@ -129,15 +138,18 @@ void RaceChecker::access(const Thread& thread, const void* place, std::size_t by
     global_access(thread, place, bytes, kind, code);
 }
 
-void RaceChecker::shared_access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code) {
+void RaceChecker::shared_access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
+                                const void* code) {
   if (!worker_.shared.valid(place, bytes)) return report("out of bounds", place, thread, code, -1, nullptr);
   const std::size_t begin = worker_.shared.offset(place), end = begin + bytes;
   cells_used_ = std::max(cells_used_, (end + granule - 1) / granule);
   for (std::size_t i = begin / granule; i * granule < end; ++i)
-    check_cell(cells_[i], touched_bytes(i, begin, end), thread, kind, code, worker_.shared.region() + std::max(begin, i * granule), true);
+    check_cell(cells_[i], touched_bytes(i, begin, end), thread, kind, code,
+               worker_.shared.region() + std::max(begin, i * granule), true);
 }
 
-void RaceChecker::global_access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code) {
+void RaceChecker::global_access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
+                                const void* code) {
   Allocation* allocation = DeviceMemory::instance().find(place);
   if (!allocation) return;  // the thread's own variables, or the host's
   if (!allocation->contains(place, bytes)) return report("out of bounds", place, thread, code, -1, nullptr);
@@ -145,7 +157,9 @@ void RaceChecker::global_access(const Thread& thread, const void* place, std::si
     allocation->shadow = std::make_unique<GlobalShadow>();
     allocation->shadow->cells.resize((allocation->bytes + granule - 1) / granule);
   }
-  const std::size_t begin = static_cast<std::size_t>(static_cast<const unsigned char*>(place) - allocation->memory), end = begin + bytes;
+  const std::size_t begin = static_cast<std::size_t>(static_cast<const unsigned char*>(place) -
+                                                     allocation->memory),
+                    end = begin + bytes;
   for (std::size_t i = begin / granule; i * granule < end; ++i) {
     GlobalCell& cell = allocation->shadow->cells[i];
     const void* at = allocation->memory + std::max(begin, i * granule);
@@ -155,7 +169,8 @@ void RaceChecker::global_access(const Thread& thread, const void* place, std::si
 }
 
 // The first access of a block to what another block has touched in this launch.
-void RaceChecker::enter_block(GlobalCell& cell, const Thread& thread, Access kind, const void* code, const void* place) {
+void RaceChecker::enter_block(GlobalCell& cell, const Thread& thread, Access kind, const void* code,
+                              const void* place) {
   const std::uint32_t launch = worker_.launch->number;
   GlobalCell fresh;
   fresh.launch = launch;
@@ -166,11 +181,14 @@ void RaceChecker::enter_block(GlobalCell& cell, const Thread& thread, Access kin
   }
   if (cell.block == block_) {
     if (kind != Access::read && cell.other_block_reads)
-      report("write to what another block reads", place, thread, code, cell.other_reader, cell.other_block_reads);
+      report("write to what another block reads", place, thread, code, cell.other_reader,
+             cell.other_block_reads);
     return;
   }
   const auto passed = acquired_.find(cell.block);
-  const auto ordered = [&](std::uint32_t other, std::uint32_t clock) { return passed != acquired_.end() && clock <= passed->second[other]; };
+  const auto ordered = [&](std::uint32_t other, std::uint32_t clock) {
+    return passed != acquired_.end() && clock <= passed->second[other];
+  };
   const bool both_atomic = kind == Access::atomic && cell.written_atomically;
   const bool written = cell.write_clock && !ordered(cell.writer, cell.write_clock);
   if (cell.read_clock && !ordered(cell.reader, cell.read_clock)) {
@@ -181,21 +199,24 @@ void RaceChecker::enter_block(GlobalCell& cell, const Thread& thread, Access kin
     fresh.other_reader = cell.other_reader;
   }
   if (written && !both_atomic)
-    report(kind == Access::read ? "read of another block's write" : "write over another block's write", place, thread, code, cell.writer,
-           cell.write_code);
+    report(kind == Access::read ? "read of another block's write" : "write over another block's write", place,
+           thread, code, cell.writer, cell.write_code);
   if (fresh.other_block_reads && kind != Access::read && !both_atomic)
-    report("write to what another block reads", place, thread, code, fresh.other_reader, fresh.other_block_reads);
+    report("write to what another block reads", place, thread, code, fresh.other_reader,
+           fresh.other_block_reads);
   cell = fresh;
 }
 
-void RaceChecker::check_cell(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code, const void* place, bool shared) {
+void RaceChecker::check_cell(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind,
+                             const void* code, const void* place, bool shared) {
   if (kind == Access::read)
     check_read(cell, bytes, thread, code, place, shared);
   else
     check_write(cell, bytes, thread, kind, code, place);
 }
 
-void RaceChecker::check_read(Cell& cell, std::uint8_t bytes, const Thread& thread, const void* code, const void* place, bool shared) {
+void RaceChecker::check_read(Cell& cell, std::uint8_t bytes, const Thread& thread, const void* code,
+                             const void* place, bool shared) {
   const std::uint32_t self = thread.number;
   if (shared && !cell.written) {
     report("read of uninitialised memory", place, thread, code, -1, nullptr);
@@ -203,7 +224,8 @@ void RaceChecker::check_read(Cell& cell, std::uint8_t bytes, const Thread& threa
   }
   if (cell.write_bytes & bytes) {
     if (cell.write_clock == pending)
-      report("read before the asynchronous copy was waited for", place, thread, code, cell.writer, cell.write_code);
+      report("read before the asynchronous copy was waited for", place, thread, code, cell.writer,
+             cell.write_code);
     else if (cell.writer != self && cell.write_clock > known(self, cell.writer))
       report("race, read after write", place, thread, code, cell.writer, cell.write_code);
   }
@@ -217,19 +239,22 @@ void RaceChecker::check_read(Cell& cell, std::uint8_t bytes, const Thread& threa
   cell.read_code = code;
 }
 
-void RaceChecker::check_write(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code, const void* place) {
+void RaceChecker::check_write(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind,
+                              const void* code, const void* place) {
   const std::uint32_t self = thread.number;
   const bool both_atomic = kind == Access::atomic && cell.written_atomically;
   if ((cell.write_bytes & bytes) && !both_atomic) {
     if (cell.write_clock == pending)
-      report("write before the asynchronous copy was waited for", place, thread, code, cell.writer, cell.write_code);
+      report("write before the asynchronous copy was waited for", place, thread, code, cell.writer,
+             cell.write_code);
     else if (cell.writer != self && cell.write_clock > known(self, cell.writer))
       report("race, write after write", place, thread, code, cell.writer, cell.write_code);
   }
   if (cell.read_bytes & bytes) {
     if (cell.reader != self && cell.read_clock > known(self, cell.reader))
       report("race, write after read", place, thread, code, cell.reader, cell.read_code);
-    else if (cell.earlier_read_clock && cell.earlier_reader != self && cell.earlier_read_clock > known(self, cell.earlier_reader))
+    else if (cell.earlier_read_clock && cell.earlier_reader != self &&
+             cell.earlier_read_clock > known(self, cell.earlier_reader))
       report("race, write after read", place, thread, code, cell.earlier_reader, cell.read_code);
   }
   cell.writer = static_cast<std::uint16_t>(self);
@@ -247,7 +272,8 @@ void RaceChecker::copy_landed(const Thread& thread, const void* shared, std::siz
     if (cells_[i].write_clock == pending) cells_[i].write_clock = own_[thread.number];
 }
 
-void RaceChecker::tma_landed(std::uint32_t thread, std::uint32_t clock, const void* shared, std::size_t bytes, const void* code, Clock& barrier) {
+void RaceChecker::tma_landed(std::uint32_t thread, std::uint32_t clock, const void* shared, std::size_t bytes,
+                             const void* code, Clock& barrier) {
   const std::size_t begin = worker_.shared.offset(shared);
   for (std::size_t i = begin / granule; i * granule < begin + bytes; ++i) {
     cells_[i].writer = static_cast<std::uint16_t>(thread);
@@ -267,17 +293,21 @@ std::string RaceChecker::describe(const void* place) const {
   const Allocation* allocation = DeviceMemory::instance().find(place);
   if (!allocation) return formatted("%p", place);
   return formatted("byte %zu of a device allocation of %zu bytes",
-                   static_cast<std::size_t>(static_cast<const unsigned char*>(place) - allocation->memory), allocation->bytes);
+                   static_cast<std::size_t>(static_cast<const unsigned char*>(place) - allocation->memory),
+                   allocation->bytes);
 }
 
-// Never throws: the compiler takes the hooks for functions that do not. One report for each pair of source places; the launch fails after the block.
-void RaceChecker::report(const char* what, const void* place, const Thread& thread, const void* code, std::int64_t other, const void* other_code) {
+// Never throws: the compiler takes the hooks for functions that do not. One report for each pair of source
+// places; the launch fails after the block.
+void RaceChecker::report(const char* what, const void* place, const Thread& thread, const void* code,
+                         std::int64_t other, const void* other_code) {
   ++worker_.counters.races;
   found_ = true;
   if (reported_.size() >= most_reports || !reported_.insert({code, other_code, what}).second) return;
   const uint3 block = worker_.block.index;
   std::string text = formatted("block (%u,%u,%u): %s: ", block.x, block.y, block.z, what) + describe(place) +
-                     formatted(", thread (%u,%u,%u) at ", thread.index.x, thread.index.y, thread.index.z) + source_place(code);
+                     formatted(", thread (%u,%u,%u) at ", thread.index.x, thread.index.y, thread.index.z) +
+                     source_place(code);
   if (other_code) {
     const uint3 index = worker_.threads[static_cast<std::size_t>(other)].index;
     text += formatted(", thread (%u,%u,%u) at ", index.x, index.y, index.z) + source_place(other_code);

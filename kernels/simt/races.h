@@ -1,5 +1,6 @@
-// Finds pairs of accesses that nothing orders. Every load and store of instrumented kernels arrives here (race_hooks.cpp); barriers, __syncwarp,
-// asynchronous copies and fences with atomics order them, by vector clocks. Blocks are executed one after another on one host thread.
+// Finds pairs of accesses that nothing orders. Every load and store of instrumented kernels arrives here
+// (race_hooks.cpp); barriers, __syncwarp, asynchronous copies and fences with atomics order them, by vector
+// clocks. Blocks are executed one after another on one host thread.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ enum class Access : std::uint8_t {
   pending_write,  // of an asynchronous copy that has not been waited for
 };
 
-// What is known of two neighbouring bytes: the last write and two reads. `bytes` says which of the two an access touched.
+// What is known of two neighbouring bytes: the last write and two reads. `bytes` says which of the two an
+// access touched.
 struct Cell {
   std::uint32_t write_clock = 0, read_clock = 0, earlier_read_clock = 0;
   std::uint16_t writer = 0, reader = 0, earlier_reader = 0;  // threads
@@ -51,7 +53,8 @@ class RaceChecker {
 
   void access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code);
   // A plain load or store of kernel code; `aligned` where the compiler relied on a multiple of the size.
-  void plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write, bool aligned, const void* code);
+  void plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write, bool aligned,
+                    const void* code);
   void copy_landed(const Thread& thread, const void* shared, std::size_t bytes);
 
   // Everything these threads did comes before everything they will do.
@@ -64,7 +67,8 @@ class RaceChecker {
 
   // A write to shared memory by the TMA unit, ordered by the mbarrier whose clock is given.
   std::uint32_t tick(std::uint32_t thread) { return own_[thread]++; }
-  void tma_landed(std::uint32_t thread, std::uint32_t clock, const void* shared, std::size_t bytes, const void* code, Clock& barrier);
+  void tma_landed(std::uint32_t thread, std::uint32_t clock, const void* shared, std::size_t bytes,
+                  const void* code, Clock& barrier);
 
   // __threadfence, and an atomic that may pass on what was fenced to a later block.
   void fence(std::uint32_t thread);
@@ -76,21 +80,28 @@ class RaceChecker {
   // Up to which of its clock ticks `thread` knows of `other`.
   std::uint32_t known(std::uint32_t thread, std::uint32_t other) const;
   std::uint32_t* row(std::uint32_t thread);
-  void check_cell(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code, const void* place, bool shared);
-  void check_read(Cell& cell, std::uint8_t bytes, const Thread& thread, const void* code, const void* place, bool shared);
-  void check_write(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code, const void* place);
+  void check_cell(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code,
+                  const void* place, bool shared);
+  void check_read(Cell& cell, std::uint8_t bytes, const Thread& thread, const void* code, const void* place,
+                  bool shared);
+  void check_write(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code,
+                   const void* place);
   void enter_block(GlobalCell& cell, const Thread& thread, Access kind, const void* code, const void* place);
-  void shared_access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code);
-  void global_access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code);
+  void shared_access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
+                     const void* code);
+  void global_access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
+                     const void* code);
   std::string describe(const void* place) const;
-  void report(const char* what, const void* place, const Thread& thread, const void* code, std::int64_t other, const void* other_code);
+  void report(const char* what, const void* place, const Thread& thread, const void* code, std::int64_t other,
+              const void* other_code);
 
   Worker& worker_;
   std::uint32_t threads_ = 0;
   std::uint32_t block_ = 0;  // number + 1 of the one that runs
   bool found_ = false;
 
-  // Thread t knows of u: own_[t] if t = u, else the larger of floor_[u] (the last barrier of the block) and its row, if that was written since.
+  // Thread t knows of u: own_[t] if t = u, else the larger of floor_[u] (the last barrier of the block) and
+  // its row, if that was written since.
   std::vector<std::uint32_t> own_, floor_, rows_;
   std::vector<std::uint32_t> row_epoch_;
   std::uint32_t epoch_ = 1;
@@ -99,7 +110,8 @@ class RaceChecker {
   std::size_t cells_used_ = 0;
   std::set<std::tuple<const void*, const void*, const char*>> reported_;
 
-  std::vector<std::uint32_t> fenced_;  // up to which clock each thread's accesses have been fenced in this block
+  std::vector<std::uint32_t>
+      fenced_;  // up to which clock each thread's accesses have been fenced in this block
   bool any_fence_ = false;
   using Passed = std::unordered_map<std::uint32_t, Clock>;  // by block
   std::unordered_map<const void*, Passed> passed_on_;       // by atomic

@@ -17,7 +17,8 @@ std::string formatted(const char* format, ...) {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);
-  // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): the analyzer forgets va_start where it reads several files
+  // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): the analyzer forgets va_start where it reads several
+  // files
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   return text;
@@ -39,11 +40,12 @@ std::vector<Frame> frames_at(const void* code) {
   std::vector<Frame> frames;
   Dl_info object{};
   if (!dladdr(code, &object) || !object.dli_fname) return frames;
-  const auto offset = static_cast<std::size_t>(static_cast<const char*>(code) - static_cast<const char*>(object.dli_fbase));
+  const auto offset =
+      static_cast<std::size_t>(static_cast<const char*>(code) - static_cast<const char*>(object.dli_fbase));
   // A program that is not position-independent is known by its addresses, others by the offset in the file.
   const bool absolute = reinterpret_cast<std::uintptr_t>(object.dli_fbase) == 0x400000;
-  const std::string command =
-      formatted("addr2line -f -C -i -e '%s' 0x%zx 2>/dev/null", object.dli_fname, absolute ? reinterpret_cast<std::size_t>(code) : offset);
+  const std::string command = formatted("addr2line -f -C -i -e '%s' 0x%zx 2>/dev/null", object.dli_fname,
+                                        absolute ? reinterpret_cast<std::size_t>(code) : offset);
   std::FILE* pipe = popen(command.c_str(), "re");
   if (!pipe) return frames;
   char line[4096];
@@ -79,8 +81,9 @@ std::string look_up(const void* code) {
   if (!chain.empty()) return chain;
   Dl_info object{};
   if (!dladdr(code, &object) || !object.dli_fname) return "an unknown place";
-  return formatted("%s+0x%zx (no line numbers: compile the kernels with -g)", without_folders(object.dli_fname).c_str(),
-                   static_cast<std::size_t>(static_cast<const char*>(code) - static_cast<const char*>(object.dli_fbase)));
+  return formatted(
+      "%s+0x%zx (no line numbers: compile the kernels with -g)", without_folders(object.dli_fname).c_str(),
+      static_cast<std::size_t>(static_cast<const char*>(code) - static_cast<const char*>(object.dli_fbase)));
 }
 
 }  // namespace
@@ -99,7 +102,8 @@ namespace {
 // "void goat::on_simt::(anonymous namespace)::norm<256>(float*, int)" -> "norm<256>"
 std::string without_scope_and_parameters(std::string name) {
   for (const char* scope : {"goat::on_simt::", "(anonymous namespace)::"})
-    for (auto at = name.find(scope); at != std::string::npos; at = name.find(scope)) name.erase(at, std::strlen(scope));
+    for (auto at = name.find(scope); at != std::string::npos; at = name.find(scope))
+      name.erase(at, std::strlen(scope));
   if (name.starts_with("void ")) name.erase(0, 5);  // a template's result
   int depth = 0;
   for (std::size_t i = name.size(); name.ends_with(')') && i-- > 0;) {
@@ -115,7 +119,8 @@ std::string kernel_name(const void* kernel) {
   const std::vector<Frame> frames = frames_at(kernel);
   if (frames.empty() || frames.back().function == "??") return "a kernel";
   const std::string name = without_scope_and_parameters(frames.back().function);
-  return in_kernel_source(frames.back().place) ? name + " (" + without_folders(frames.back().place) + ")" : name;
+  return in_kernel_source(frames.back().place) ? name + " (" + without_folders(frames.back().place) + ")"
+                                               : name;
 }
 
 }  // namespace goat::on_simt

@@ -16,7 +16,8 @@ namespace {
 // A GPU's copy engine would refuse, or write over something else.
 void require_device_memory(const void* memory, std::size_t bytes, const char* what) {
   if (bytes > 0 && !DeviceMemory::instance().contains(memory, bytes))
-    throw std::runtime_error(formatted("simt: %s of %zu bytes at %p: out of bounds, no device allocation holds them", what, bytes, memory));
+    throw std::runtime_error(formatted(
+        "simt: %s of %zu bytes at %p: out of bounds, no device allocation holds them", what, bytes, memory));
 }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -28,7 +29,8 @@ int device_count() { return 1; }
 
 Hardware hardware() {
   const int threads = static_cast<int>(std::thread::hardware_concurrency());
-  return {"the CUDA kernels, simulated on " + std::to_string(threads) + " CPU threads", threads, 10 * options().architecture};
+  return {"the CUDA kernels, simulated on " + std::to_string(threads) + " CPU threads", threads,
+          10 * options().architecture};
 }
 
 Stream create_stream() { return nullptr; }

@@ -37,7 +37,8 @@ void fiber_entry() {
 
 std::size_t default_stack_bytes() { return address_sanitizer ? 256 * 1024 : 64 * 1024; }
 
-// Where the linear'th block of a launch stands in the order of blocks. Random order: an affine map onto itself, with a factor prime to the count.
+// Where the linear'th block of a launch stands in the order of blocks. Random order: an affine map onto
+// itself, with a factor prime to the count.
 std::uint64_t block_in_order(std::uint64_t linear, std::uint64_t blocks, Order order, std::uint64_t seed) {
   if (order == Order::ascending) return linear;
   if (order == Order::descending) return blocks - 1 - linear;
@@ -61,7 +62,8 @@ void record_failure(Worker& worker, const std::string& text) {
 
 void fail(const std::string& text) {
   if (!current_worker) throw std::runtime_error("simt: " + text + " (outside of a kernel)");
-  record_failure(*current_worker, current_thread ? text + ", thread " + index_text(current_thread->index) : text);
+  record_failure(*current_worker,
+                 current_thread ? text + ", thread " + index_text(current_thread->index) : text);
   throw KernelFailed{};
 }
 
@@ -69,11 +71,13 @@ void trap(const char* file, int line) { fail("__trap() at " + source_place(file,
 
 void simulated_state_dynamic_shared(std::size_t bytes) {
   if (const std::size_t launched = current_worker->launch->shared_bytes; launched != bytes)
-    fail(formatted("the kernel states %zu bytes of dynamic shared memory, its launch has %zu", bytes, launched));
+    fail(formatted("the kernel states %zu bytes of dynamic shared memory, its launch has %zu", bytes,
+                   launched));
 }
 
 void misaligned_access(const void* place, std::size_t bytes, const void* code) {
-  fail(formatted("misaligned access: %zu bytes at the address %p, at %s", bytes, place, source_place(code).c_str()));
+  fail(formatted("misaligned access: %zu bytes at the address %p, at %s", bytes, place,
+                 source_place(code).c_str()));
 }
 
 Worker::Worker() : host(host_stack()) {}
@@ -119,7 +123,8 @@ void Worker::prepare(Launch& new_launch) {
   for (CopyQueue& queue : copies) queue.copies.clear();
   outstanding = 0;
   hopper.reset();
-  shared.start_launch(launch->shared_bytes, shared_memory_limit(launch->options.architecture), launch->options.poison);
+  shared.start_launch(launch->shared_bytes, shared_memory_limit(launch->options.architecture),
+                      launch->options.poison);
   races = nullptr;
   if (kernels_are_instrumented && launch->options.races) {
     if (!race_checker) race_checker = std::make_unique<RaceChecker>(*this);
@@ -131,9 +136,11 @@ void Worker::prepare(Launch& new_launch) {
 void Worker::run_block(std::uint64_t linear) {
   const dim3 grid = launch->grid;
   block_number = linear;
-  block.index = make_uint3(static_cast<unsigned>(linear % grid.x), static_cast<unsigned>(linear / grid.x % grid.y),
-                           static_cast<unsigned>(linear / grid.x / grid.y));
-  random_state = (launch->options.seed * 0x9E3779B97F4A7C15ull) ^ (linear * 0xBF58476D1CE4E5B9ull) ^ 0x1234567;
+  block.index =
+      make_uint3(static_cast<unsigned>(linear % grid.x), static_cast<unsigned>(linear / grid.x % grid.y),
+                 static_cast<unsigned>(linear / grid.x / grid.y));
+  random_state =
+      (launch->options.seed * 0x9E3779B97F4A7C15ull) ^ (linear * 0xBF58476D1CE4E5B9ull) ^ 0x1234567;
   if (random_state == 0) random_state = 1;
   finished = 0;
   block_failed = false;
@@ -152,7 +159,8 @@ void Worker::run_block(std::uint64_t linear) {
   if (!block_failed) {
     const std::string overrun = shared.overrun();
     const std::string forgotten = hopper ? hopper->forgotten() : "";
-    if (!overrun.empty()) record_failure(*this, "shared memory: out of bounds, something was written behind " + overrun);
+    if (!overrun.empty())
+      record_failure(*this, "shared memory: out of bounds, something was written behind " + overrun);
     if (!forgotten.empty()) record_failure(*this, forgotten);
     block_failed = !overrun.empty() || !forgotten.empty();
   } else {
@@ -160,7 +168,8 @@ void Worker::run_block(std::uint64_t linear) {
   }
 }
 
-// Runs threads until this fiber has none and another must go on: threads that never wait are a plain loop on one stack.
+// Runs threads until this fiber has none and another must go on: threads that never wait are a plain loop on
+// one stack.
 void Worker::run_threads() {
   Fiber* const self = current_thread->fiber;
   for (;;) {
@@ -209,16 +218,18 @@ inline void Worker::finish(Thread& thread) {
 
 void Worker::finish_with_loose_ends(Thread& thread) {
   if (warps[thread.warp].awaited >> thread.lane & 1)
-    fail("warp divergence: a thread returned while lanes of its warp wait for it in the collective at " + place_that_awaits(*this, thread));
+    fail("warp divergence: a thread returned while lanes of its warp wait for it in the collective at " +
+         place_that_awaits(*this, thread));
   if (barrier.arrived) {
     if (launch->options.strict)
-      fail(formatted("barrier divergence: a thread returned while %u threads wait at the barrier %s", barrier.arrived,
-                     source_place(barrier.file, barrier.line).c_str()));
+      fail(formatted("barrier divergence: a thread returned while %u threads wait at the barrier %s",
+                     barrier.arrived, source_place(barrier.file, barrier.line).c_str()));
     if (barrier.arrived == threads.size() - finished) complete_barrier(*this);
   }
   CopyQueue& queue = copies[thread.number];
   if (!queue.copies.empty())
-    fail("a thread returned with an asynchronous copy under way that was never waited for, started at " + source_place(queue.copies[0].code));
+    fail("a thread returned with an asynchronous copy under way that was never waited for, started at " +
+         source_place(queue.copies[0].code));
   if (hopper) hopper->check_return(thread);
 }
 
@@ -241,8 +252,11 @@ Thread* Worker::after_late_copies() {
 }
 
 void Worker::stack_overflow(const Thread& thread) {
-  const std::string place = thread.finished ? std::string("it returned") : "it waits at " + source_place(thread.code);
-  fail(formatted("stack overflow: a thread has more than %zu bytes of local variables; found when ", thread.fiber->stack_bytes) + place);
+  const std::string place =
+      thread.finished ? std::string("it returned") : "it waits at " + source_place(thread.code);
+  fail(formatted("stack overflow: a thread has more than %zu bytes of local variables; found when ",
+                 thread.fiber->stack_bytes) +
+       place);
 }
 
 void Worker::deadlock() {
@@ -257,7 +271,8 @@ void Worker::deadlock() {
     if (!thread.finished) switch (thread.waiting) {
         case Waiting::at_barrier: state = "wait at the barrier " + source_place(thread.code); break;
         case Waiting::in_collective:
-          state = "wait in the warp collective at " + source_place(thread.code) + mask_text(warps[thread.warp], thread.lane);
+          state = "wait in the warp collective at " + source_place(thread.code) +
+                  mask_text(warps[thread.warp], thread.lane);
           break;
         case Waiting::for_mbarrier: state = "wait for the mbarrier at " + source_place(thread.code); break;
         case Waiting::nowhere: state = "do not wait"; break;
@@ -268,7 +283,9 @@ void Worker::deadlock() {
   }
   std::string text;
   for (const auto& [state, group] : groups)
-    text += formatted("%s %u threads (the first is %s) ", text.empty() ? "" : ";", group.count, index_text(group.first).c_str()) + state;
+    text += formatted("%s %u threads (the first is %s) ", text.empty() ? "" : ";", group.count,
+                      index_text(group.first).c_str()) +
+            state;
   current_thread = nullptr;
   fail((in_collectives ? "deadlock, warp divergence:" : "deadlock:") + text);
 }

@@ -1,4 +1,5 @@
-// Inside the emulator: one Worker for each host thread, and how it goes from CUDA thread to CUDA thread. Included by the emulator's own files only.
+// Inside the emulator: one Worker for each host thread, and how it goes from CUDA thread to CUDA thread.
+// Included by the emulator's own files only.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ struct Launch {
   bool failure_reported = false;
 };
 
-// Lanes of a warp that meet. Several may be under way, with masks that overlap: a lane goes from one to the next.
+// Lanes of a warp that meet. Several may be under way, with masks that overlap: a lane goes from one to the
+// next.
 struct Rendezvous {
   std::uint32_t mask, arrived;
   Collective operation;
@@ -59,7 +61,8 @@ struct BlockBarrier {
 struct NamedBarrier {
   std::uint32_t arrived = 0;
   int expected = 0;
-  std::vector<std::uint32_t> waiting, members;  // thread numbers; members: those that have arrived, waiting or not
+  std::vector<std::uint32_t> waiting,
+      members;  // thread numbers; members: those that have arrived, waiting or not
 };
 
 // A cp.async of one thread.
@@ -121,10 +124,13 @@ struct Worker {
 
   Thread* next_ready() {
     if (!ready_warps) return nullptr;
-    if (!warps[current_warp].ready || (order == Order::random && (random() & 7) == 0)) current_warp = pick(ready_warps);
+    if (!warps[current_warp].ready || (order == Order::random && (random() & 7) == 0))
+      current_warp = pick(ready_warps);
     Warp& warp = warps[current_warp];
     const unsigned lane = pick(warp.ready);
-    warp.ready &= ~(1u << lane);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): a ready warp has a ready lane
+    warp.ready &= ~(
+        1u
+        << lane);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): a ready warp has a ready lane
     if (!warp.ready) ready_warps &= ~(1u << current_warp);
     return &threads[current_warp * 32 + lane];
   }
@@ -147,7 +153,8 @@ struct Worker {
     ++counters.switches;
     switch_fiber(from, *next.fiber);
   }
-  // The current thread waits until someone makes it ready. Nothing but tail calls: no registers are saved until switch_fiber does.
+  // The current thread waits until someone makes it ready. Nothing but tail calls: no registers are saved
+  // until switch_fiber does.
   void suspend() {
     Thread& self = *current_thread;
     if (stack_pointer() < self.fiber->stack + FiberPool::reserve) [[unlikely]]

@@ -14,7 +14,8 @@
 namespace goat::on_simt {
 
 SharedMemory::SharedMemory()
-    : region_(static_cast<unsigned char*>(mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
+    : region_(static_cast<unsigned char*>(mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
   if (region_ == MAP_FAILED) throw std::bad_alloc();
   poison(region_, capacity);
 }
@@ -48,13 +49,16 @@ void* SharedMemory::find(const SharedVariable& variable) {
   const std::size_t alignment = std::max<std::size_t>(variable.alignment, 16);
   const std::size_t offset = (end_ + guard + alignment - 1) / alignment * alignment;
   static_bytes_ = (static_bytes_ + alignment - 1) / alignment * alignment + variable.bytes;
-  const std::string place = std::string(variable.name) + " (" + source_place(variable.file, variable.line) + ")";
+  const std::string place =
+      std::string(variable.name) + " (" + source_place(variable.file, variable.line) + ")";
   if (static_bytes_ > static_limit)
-    fail(formatted("shared memory: %zu bytes of static variables up to %s, the limit is %zu; use dynamic_shared", static_bytes_, place.c_str(),
-                   static_limit));
+    fail(formatted(
+        "shared memory: %zu bytes of static variables up to %s, the limit is %zu; use dynamic_shared",
+        static_bytes_, place.c_str(), static_limit));
   if (static_bytes_ + dynamic_bytes_ > limit_)
-    fail(formatted("shared memory: %zu bytes of static variables up to %s and %zu dynamic bytes exceed the limit of %zu", static_bytes_,
-                   place.c_str(), dynamic_bytes_, limit_));
+    fail(formatted(
+        "shared memory: %zu bytes of static variables up to %s and %zu dynamic bytes exceed the limit of %zu",
+        static_bytes_, place.c_str(), dynamic_bytes_, limit_));
   end_ = offset + variable.bytes;
   unpoison(region_ + offset, variable.bytes);
   if (poisoned_) std::memset(region_ + offset, 0xFF, variable.bytes);
@@ -65,8 +69,9 @@ void* SharedMemory::find(const SharedVariable& variable) {
 
 bool SharedMemory::in_variable(const void* place, std::size_t bytes) const {
   const std::size_t start = offset(place);
-  return std::any_of(variables_.begin(), variables_.end(),
-                     [&](const Placed& placed) { return start >= placed.offset && start + bytes <= placed.offset + placed.variable->bytes; });
+  return std::any_of(variables_.begin(), variables_.end(), [&](const Placed& placed) {
+    return start >= placed.offset && start + bytes <= placed.offset + placed.variable->bytes;
+  });
 }
 
 std::string SharedMemory::describe(const void* place) const {
@@ -84,12 +89,14 @@ void SharedMemory::guard_end() {
 }
 
 bool SharedMemory::guard_intact(std::size_t end) const {
-  return std::all_of(region_ + end, region_ + end + guard, [](unsigned char byte) { return byte == guard_byte; });
+  return std::all_of(region_ + end, region_ + end + guard,
+                     [](unsigned char byte) { return byte == guard_byte; });
 }
 
 std::string SharedMemory::overrun() const {
   if (address_sanitizer) return "";
-  if (!guard_intact(dynamic_bytes_)) return formatted("the %zu bytes of dynamic shared memory", dynamic_bytes_);
+  if (!guard_intact(dynamic_bytes_))
+    return formatted("the %zu bytes of dynamic shared memory", dynamic_bytes_);
   for (const Placed& placed : variables_)
     if (!guard_intact(placed.offset + placed.variable->bytes))
       return formatted("%s, %zu bytes, declared at %s", placed.variable->name, placed.variable->bytes,
@@ -99,6 +106,8 @@ std::string SharedMemory::overrun() const {
 
 void* shared_variable(const SharedVariable& variable) { return current_worker->shared.variable(variable); }
 
-std::uint32_t shared_address(const void* place) { return static_cast<std::uint32_t>(current_worker->shared.offset(place)); }
+std::uint32_t shared_address(const void* place) {
+  return static_cast<std::uint32_t>(current_worker->shared.offset(place));
+}
 
 }  // namespace goat::on_simt

@@ -10,7 +10,8 @@
 
 namespace goat::on_simt {
 
-// One region, reused by every block: dynamic memory first, then the static variables, each with a guard band behind it.
+// One region, reused by every block: dynamic memory first, then the static variables, each with a guard band
+// behind it.
 class SharedMemory {
  public:
   SharedMemory();
@@ -20,7 +21,8 @@ class SharedMemory {
 
   void start_launch(std::size_t dynamic_bytes, std::size_t limit, bool poisoned);
   void start_block();
-  // The variable's place; laid out when the first thread of the launch asks. Throws std::runtime_error if the block would have too much.
+  // The variable's place; laid out when the first thread of the launch asks. Throws std::runtime_error if the
+  // block would have too much.
   void* variable(const SharedVariable& variable) {
     if (!variables_.empty() && variables_[0].variable == &variable) return region_ + variables_[0].offset;
     return find(variable);
@@ -29,10 +31,13 @@ class SharedMemory {
   unsigned char* region() const { return region_; }
   std::size_t used() const { return end_ + guard; }
   bool contains(const void* place) const { return offset(place) < capacity; }
-  std::size_t offset(const void* place) const { return static_cast<std::size_t>(static_cast<const unsigned char*>(place) - region_); }
+  std::size_t offset(const void* place) const {
+    return static_cast<std::size_t>(static_cast<const unsigned char*>(place) - region_);
+  }
   // Whether [place, place + bytes) lies in the dynamic memory or in one variable.
   bool valid(const void* place, std::size_t bytes) const {
-    return offset(place) + bytes <= dynamic_bytes_ && offset(place) < capacity ? true : in_variable(place, bytes);
+    return offset(place) + bytes <= dynamic_bytes_ && offset(place) < capacity ? true
+                                                                               : in_variable(place, bytes);
   }
   std::string describe(const void* place) const;  // "partial[+12]", "dynamic shared memory[+64]"
   // Which variable something has written behind; "" if none. (AddressSanitizer reports the write itself.)

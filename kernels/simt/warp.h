@@ -1,4 +1,5 @@
-// Collectives of a warp: shuffles, votes, reductions. All lanes that a mask names meet; the last to arrive does the exchange for all.
+// Collectives of a warp: shuffles, votes, reductions. All lanes that a mask names meet; the last to arrive
+// does the exchange for all.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +29,8 @@ void shuffle_up(void** argument, std::uint32_t mask);
 [[noreturn]] void bad_shuffle_width(int width);
 
 template <class T>
-__attribute__((always_inline)) inline T shuffle(Collective operation, unsigned mask, T value, int parameter, int width, int line) {
+__attribute__((always_inline)) inline T shuffle(Collective operation, unsigned mask, T value, int parameter,
+                                                int width, int line) {
   static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
   if (width < 1 || width > 32 || (width & (width - 1)) != 0) [[unlikely]]
     bad_shuffle_width(width);
@@ -54,7 +56,9 @@ void synchronize_lanes(void** argument, std::uint32_t mask);
 #define GOAT_SIMT_LINE int line = __builtin_LINE()
 #define GOAT_SIMT_INLINE __attribute__((always_inline)) inline
 
-GOAT_SIMT_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu, GOAT_SIMT_LINE) { collective(mask, synchronize_lanes, nullptr, line); }
+GOAT_SIMT_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu, GOAT_SIMT_LINE) {
+  collective(mask, synchronize_lanes, nullptr, line);
+}
 
 template <class T>
 GOAT_SIMT_INLINE T __shfl_sync(unsigned mask, T value, int lane, int width = 32, GOAT_SIMT_LINE) {
@@ -65,7 +69,8 @@ GOAT_SIMT_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int wi
   return shuffle(shuffle_xor, mask, value, lane_mask, width, line);
 }
 template <class T>
-GOAT_SIMT_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, GOAT_SIMT_LINE) {
+GOAT_SIMT_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32,
+                                    GOAT_SIMT_LINE) {
   return shuffle(shuffle_down, mask, value, static_cast<int>(distance), width, line);
 }
 template <class T>
@@ -78,8 +83,12 @@ GOAT_SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate, GOAT_SIMT_
   collective(mask, ballot, &vote, line);
   return vote.result;
 }
-GOAT_SIMT_INLINE int __any_sync(unsigned mask, int predicate, GOAT_SIMT_LINE) { return __ballot_sync(mask, predicate, line) != 0; }
-GOAT_SIMT_INLINE int __all_sync(unsigned mask, int predicate, GOAT_SIMT_LINE) { return __ballot_sync(mask, predicate, line) == mask; }
+GOAT_SIMT_INLINE int __any_sync(unsigned mask, int predicate, GOAT_SIMT_LINE) {
+  return __ballot_sync(mask, predicate, line) != 0;
+}
+GOAT_SIMT_INLINE int __all_sync(unsigned mask, int predicate, GOAT_SIMT_LINE) {
+  return __ballot_sync(mask, predicate, line) == mask;
+}
 
 // The lanes that hold the same 32-bit value.
 template <class T>
@@ -129,11 +138,23 @@ struct Largest {
     return a < b ? b : a;
   }
 };
-GOAT_SIMT_INLINE int __reduce_add_sync(unsigned mask, int value, GOAT_SIMT_LINE) { return reduce<Add>(mask, value, line); }
-GOAT_SIMT_INLINE unsigned __reduce_add_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) { return reduce<Add>(mask, value, line); }
-GOAT_SIMT_INLINE int __reduce_min_sync(unsigned mask, int value, GOAT_SIMT_LINE) { return reduce<Least>(mask, value, line); }
-GOAT_SIMT_INLINE unsigned __reduce_min_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) { return reduce<Least>(mask, value, line); }
-GOAT_SIMT_INLINE int __reduce_max_sync(unsigned mask, int value, GOAT_SIMT_LINE) { return reduce<Largest>(mask, value, line); }
-GOAT_SIMT_INLINE unsigned __reduce_max_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) { return reduce<Largest>(mask, value, line); }
+GOAT_SIMT_INLINE int __reduce_add_sync(unsigned mask, int value, GOAT_SIMT_LINE) {
+  return reduce<Add>(mask, value, line);
+}
+GOAT_SIMT_INLINE unsigned __reduce_add_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) {
+  return reduce<Add>(mask, value, line);
+}
+GOAT_SIMT_INLINE int __reduce_min_sync(unsigned mask, int value, GOAT_SIMT_LINE) {
+  return reduce<Least>(mask, value, line);
+}
+GOAT_SIMT_INLINE unsigned __reduce_min_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) {
+  return reduce<Least>(mask, value, line);
+}
+GOAT_SIMT_INLINE int __reduce_max_sync(unsigned mask, int value, GOAT_SIMT_LINE) {
+  return reduce<Largest>(mask, value, line);
+}
+GOAT_SIMT_INLINE unsigned __reduce_max_sync(unsigned mask, unsigned value, GOAT_SIMT_LINE) {
+  return reduce<Largest>(mask, value, line);
+}
 
 }  // namespace goat::on_simt

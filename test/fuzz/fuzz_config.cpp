@@ -1,4 +1,5 @@
-// TOML and --set text of any kind is read or refused with ConfigError; a config that validates survives a round trip through its own TOML.
+// TOML and --set text of any kind is read or refused with ConfigError; a config that validates survives a
+// round trip through its own TOML.
 #include <string>
 
 #include "train/config.h"

@@ -1,5 +1,5 @@
-// Any text is read as a manifest or refused with DataError; what is read comes back the same. Most inputs would fail at the checksum, so each is also
-// tried with the checksum it should have.
+// Any text is read as a manifest or refused with DataError; what is read comes back the same. Most inputs
+// would fail at the checksum, so each is also tried with the checksum it should have.
 #include <nlohmann/json.hpp>
 #include <string>
 

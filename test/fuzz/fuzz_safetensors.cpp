@@ -9,8 +9,10 @@
 #include "train/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::filesystem::path path = "/dev/shm/goat_fuzz_" + std::to_string(::getpid()) + ".safetensors";
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
+  static const std::filesystem::path path =
+      "/dev/shm/goat_fuzz_" + std::to_string(::getpid()) + ".safetensors";
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
   try {
     goat::SafetensorsReader file(path);
     for (const goat::SafetensorsEntry& entry : file.entries()) {
