@@ -11,7 +11,7 @@ namespace goat {
 
 namespace {
 constexpr const char* examples = R"(Examples:
-  train_gpt_goat --config copy_mixture            train the built-in task (a minute or less)
+  train_gpt_goat --config copy_mixture                        train the built-in task (a minute or less)
   train_gpt_goat --config shakespeare --set train.steps=500   train a preset with one key changed
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
   train_gpt_goat --config my_run.toml --resume                continue where the run stopped
