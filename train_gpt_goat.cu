@@ -59,8 +59,8 @@ bool due(std::int64_t interval, std::int64_t steps_done) {
 std::filesystem::path save(const RunFolder& run, const Config& config, Device& device, const Trainer& trainer,
                            TrainingLog& log) {
   try {
-    const std::filesystem::path checkpoint =
-        save_checkpoint(run.path(), config, log.state(trainer.spikes()), device, trainer.parameters());
+    const std::filesystem::path checkpoint = save_checkpoint(run.path(), config, log.state(trainer.spikes()),
+                                                             DataRecord{}, device, trainer.parameters());
     remove_old_checkpoints(run.path(), config.checkpoint.keep, config.checkpoint.milestone, checkpoint);
     log.saved(checkpoint);
     return checkpoint;

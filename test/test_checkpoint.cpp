@@ -39,7 +39,7 @@ struct Run {
     plan.parameters.initialize(*device, 1);
   }
   fs::path save(std::int64_t step) {
-    return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, *device,
+    return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, {}, *device,
                            plan.parameters);
   }
   std::vector<std::string> steps() const {
@@ -138,8 +138,8 @@ TEST_CASE("checkpoint: the newest complete one is found, damaged ones before it 
   change_byte(run.folder.path() / "checkpoints/step_00000002/model.safetensors", 2000);
   fs::create_directories(run.folder.path() / "checkpoints/.step_00000009");
   std::vector<std::string> warnings;
-  const auto found =
-      newest_checkpoint(run.folder.path(), [&](const std::string& text) { warnings.push_back(text); });
+  const auto found = newest_checkpoint(run.folder.path(), Needed::everything,
+                                       [&](const std::string& text) { warnings.push_back(text); });
   REQUIRE(found);
   CHECK(found->folder.filename() == "step_00000001");
   REQUIRE(warnings.size() == 2);
@@ -224,12 +224,26 @@ TEST_CASE("safetensors: headers that do not add up are refused, naming the tenso
 
 TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   Manifest manifest;
-  manifest.state = {
-      .step = 7, .updates = 6, .consecutive_skips = 1, .skipped_updates = 2, .seconds = 1.25, .loss = 3.5};
+  manifest.state = {.step = 7,
+                    .sequences = 70,
+                    .tokens = 700,
+                    .updates = 6,
+                    .consecutive_skips = 1,
+                    .skipped_updates = 2,
+                    .seconds = 1.25,
+                    .loss = 3.5};
   manifest.config = "[model]\n";
+  manifest.data = {.working_folder = "/home/\xff",
+                   .tokenizer = "gpt2",
+                   .training = {{"train_000000.bin", 1000, "0123456789abcdef", "ab"}}};
   manifest.files = {{"model.safetensors", 100, "0123456789abcdef"}};
   const std::string text = manifest_text(manifest);
   const Manifest back = parse_manifest(text, "state.json");
+  CHECK(back.state.sequences == 70);
+  CHECK(back.state.tokens == 700);
+  CHECK(back.data.tokenizer == "gpt2");
+  CHECK(back.data.training.at(0).same_as(manifest.data.training[0]));
+  CHECK(back.data.validation.empty());
   CHECK(manifest_text(back) == text);
   CHECK_THAT(data_error([] { parse_manifest("", "state.json"); }), ContainsSubstring("state.json"));
   CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }),

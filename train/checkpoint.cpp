@@ -97,12 +97,69 @@ T member(const nlohmann::json& json, const char* name, const std::string& origin
   return found->template get<T>();
 }
 
+nlohmann::json shards_json(const std::vector<ShardRecord>& shards) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const ShardRecord& shard : shards)
+    json.push_back({{"name", shard.name},
+                    {"tokens", shard.tokens},
+                    {"xxh3_64_of_samples", shard.samples},
+                    {"sha256", shard.sha256}});
+  return json;
+}
+
+std::vector<ShardRecord> shards_of(const nlohmann::json& json, const std::string& origin) {
+  std::vector<ShardRecord> shards;
+  for (const nlohmann::json& shard : json)
+    shards.push_back({member<std::string>(shard, "name", origin),
+                      member<std::int64_t>(shard, "tokens", origin),
+                      member<std::string>(shard, "xxh3_64_of_samples", origin),
+                      member<std::string>(shard, "sha256", origin)});
+  return shards;
+}
+
+DataRecord data_of(const nlohmann::json& json, const std::string& origin) {
+  DataRecord data{.working_folder = member<std::string>(json, "working_folder", origin),
+                  .tokenizer = member<std::string>(json, "tokenizer", origin)};
+  for (const char* name : {"training", "validation"})
+    if (!json.contains(name) || !json[name].is_array())
+      throw DataError(origin + ": '" + name + "' is missing from 'data'; the file is damaged");
+  data.training = shards_of(json["training"], origin);
+  data.validation = shards_of(json["validation"], origin);
+  return data;
+}
+
+// The position in the data. Checkpoints of older versions have none: they read train.batch sequences a step.
+void read_position(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
+  RunState& state = manifest.state;
+  if (json.contains("sequences")) {
+    state.sequences = member<std::int64_t>(json, "sequences", origin);
+    state.tokens = member<std::int64_t>(json, "tokens", origin);
+    return;
+  }
+  Config config;
+  try {
+    apply_toml(config, manifest.config, origin + ": config");
+  } catch (const ConfigError& error) {
+    throw DataError(error.what());
+  }
+  if (__builtin_mul_overflow(state.step, config.train.batch, &state.sequences) ||
+      __builtin_mul_overflow(state.sequences, config.data.seq_len, &state.tokens))
+    throw DataError(origin + ": 'step' is " + std::to_string(state.step) + "; the file is damaged");
+}
+
+// Compact text, the same for the same values; what is not UTF-8 (a folder's name) is replaced.
+std::string dumped(const nlohmann::json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 nlohmann::json manifest_json(const Manifest& manifest) {
   nlohmann::json files = nlohmann::json::array();
   for (const auto& file : manifest.files)
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.checksum}});
   return {{"format", manifest_format},
           {"step", manifest.state.step},
+          {"sequences", manifest.state.sequences},
+          {"tokens", manifest.state.tokens},
           {"updates", manifest.state.updates},
           {"consecutive_skips", manifest.state.consecutive_skips},
           {"skipped_updates", manifest.state.skipped_updates},
@@ -111,14 +168,19 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
           {"config", manifest.config},
+          {"data",
+           {{"working_folder", manifest.data.working_folder},
+            {"tokenizer", manifest.data.tokenizer},
+            {"training", shards_json(manifest.data.training)},
+            {"validation", shards_json(manifest.data.validation)}}},
           {"files", files}};
 }
 }  // namespace
 
 std::string manifest_text(const Manifest& manifest) {
   nlohmann::json json = manifest_json(manifest);
-  json["xxh3_64"] = checksum_of(json.dump());  // of everything else
-  return json.dump(2) + "\n";
+  json["xxh3_64"] = checksum_of(dumped(json));  // of everything else
+  return dumped(json, 2) + "\n";
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& origin) {
@@ -130,9 +192,10 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
                     ", this program reads format " + std::to_string(manifest_format));
   const std::string checksum = member<std::string>(json, "xxh3_64", origin);
   json.erase("xxh3_64");
-  if (checksum_of(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) != checksum)
+  if (checksum_of(dumped(json)) != checksum)
     throw DataError(origin + ": its checksum does not match; the file is damaged");
   Manifest manifest;
+  manifest.config = member<std::string>(json, "config", origin);
   manifest.state.step = member<std::int64_t>(json, "step", origin);
   manifest.state.updates = member<std::int64_t>(json, "updates", origin);
   manifest.state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
@@ -145,7 +208,8 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   manifest.state.spike_window = window->get<std::vector<double>>();
   manifest.state.loss = member<double>(json, "loss", origin);
   manifest.state.validation_loss = member<double>(json, "val_loss", origin);
-  manifest.config = member<std::string>(json, "config", origin);
+  read_position(manifest, json, origin);
+  if (json.contains("data")) manifest.data = data_of(json["data"], origin);
   if (!json.contains("files") || !json["files"].is_array())
     throw DataError(origin + ": 'files' is missing; the file is damaged");
   for (const nlohmann::json& file : json["files"]) {
@@ -158,7 +222,7 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   return manifest;
 }
 
-Manifest verify_checkpoint(const fs::path& folder) {
+Manifest verify_checkpoint(const fs::path& folder, Needed needed) {
   const fs::path path = folder / manifest_file;
   if (!fs::exists(path))
     throw DataError(folder.string() + ": no " + manifest_file + ": not a complete checkpoint");
@@ -170,6 +234,7 @@ Manifest verify_checkpoint(const fs::path& folder) {
   }
   const Manifest manifest = parse_manifest(text, path.string());
   for (const auto& file : manifest.files) {
+    if (needed == Needed::model && file.name != model_file) continue;
     const fs::path file_path = folder / file.name;
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(file_path, error);
@@ -192,11 +257,11 @@ std::vector<fs::path> checkpoint_folders(const fs::path& run) {
   return folders;
 }
 
-std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run,
+std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run, Needed needed,
                                                  const std::function<void(const std::string&)>& warn) {
   for (const fs::path& folder : checkpoint_folders(run)) {
     try {
-      return FoundCheckpoint{folder, verify_checkpoint(folder)};
+      return FoundCheckpoint{folder, verify_checkpoint(folder, needed)};
     } catch (const std::runtime_error& error) {
       warn(std::string(error.what()) + "; trying the checkpoint before it");
     }
@@ -204,15 +269,15 @@ std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run,
   return std::nullopt;
 }
 
-fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state, Device& device,
-                         const ParameterSet& parameters) {
+fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state,
+                         const DataRecord& data, Device& device, const ParameterSet& parameters) {
   const fs::path folder = run / "checkpoints" / step_name(state.step),
                  unfinished = run / "checkpoints" / ("." + step_name(state.step));
   std::error_code ignored;
   fs::remove_all(unfinished, ignored);
   try {
     fs::create_directories(unfinished);
-    Manifest manifest{state, to_toml(config), {}};
+    Manifest manifest{state, to_toml(config), data, {}};
     using Kind = ParameterSet::Kind;
     manifest.files.push_back(
         write_tensors(unfinished / model_file, {""}, {Kind::value}, state.step, device, parameters));

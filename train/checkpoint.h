@@ -13,15 +13,17 @@
 #include <string>
 #include <vector>
 
+#include "data/shard_record.h"
 #include "train/config.h"
 #include "train/parameters.h"
 
 namespace goat {
 
-// What a run must know, besides weights and optimizer state, to go on as if it had never stopped. (The data
-// needs no more than the step.)
+// What a run must know, besides weights and optimizer state, to go on as if it had never stopped.
 struct RunState {
   std::int64_t step = 0;               // steps done
+  std::int64_t sequences = 0;          // training sequences read: the position in the data
+  std::int64_t tokens = 0;             // in these sequences
   std::int64_t updates = 0;            // updates applied
   std::int64_t consecutive_skips = 0;  // see StepState
   std::int64_t skipped_updates = 0;
@@ -32,9 +34,17 @@ struct RunState {
   static constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 };
 
+// The data that a run was trained on.
+struct DataRecord {
+  std::string working_folder;  // where the config's relative paths begin; empty: from an older version
+  std::string tokenizer;       // "bytes", "gpt2"; empty where it is not known
+  std::vector<ShardRecord> training{}, validation{};  // empty: generated data, or from an older version
+};
+
 struct Manifest {
   RunState state;
   std::string config;  // the run's resolved config, TOML
+  DataRecord data{};
   struct File {
     std::string name;
     std::uint64_t bytes = 0;
@@ -48,9 +58,13 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(const std::string& text, const std::string& origin);
 
-// Reads state.json of a checkpoint folder and checks size and checksum of every file it lists. Throws
+// What a checkpoint must have: everything, to train on; or the model, to look at (a folder that is passed on
+// needs no optimizer state).
+enum class Needed { everything, model };
+
+// Reads state.json of a checkpoint folder and checks size and checksum of the files that are needed. Throws
 // DataError.
-Manifest verify_checkpoint(const std::filesystem::path& folder);
+Manifest verify_checkpoint(const std::filesystem::path& folder, Needed needed = Needed::everything);
 
 // The step_* folders of RUN/checkpoints, newest first, whole or not.
 std::vector<std::filesystem::path> checkpoint_folders(const std::filesystem::path& run);
@@ -61,13 +75,14 @@ struct FoundCheckpoint {
 };
 // The newest checkpoint that verifies; each newer one that does not is reported through `warn`. nullopt where
 // there is none.
-std::optional<FoundCheckpoint> newest_checkpoint(const std::filesystem::path& run,
+std::optional<FoundCheckpoint> newest_checkpoint(const std::filesystem::path& run, Needed needed,
                                                  const std::function<void(const std::string&)>& warn);
 
 // Writes the checkpoint of `state.step` and returns its folder; replaces one of the same step. Throws
 // std::runtime_error; then nothing new is left.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run, const Config& config,
-                                      const RunState& state, Device& device, const ParameterSet& parameters);
+                                      const RunState& state, const DataRecord& data, Device& device,
+                                      const ParameterSet& parameters);
 
 void load_model(const std::filesystem::path& folder, Device& device,
                 const ParameterSet& parameters);  // throws DataError

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -31,24 +30,9 @@ bool write_all(int file, std::string_view bytes) {
   }
   return true;
 }
-
-std::string hexadecimal(XXH64_hash_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
 }  // namespace
 
-struct FileWriter::Hash {
-  XXH3_state_t* state = XXH3_createState();
-  Hash() { XXH3_64bits_reset(state); }
-  ~Hash() { XXH3_freeState(state); }
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
-};
-
-FileWriter::FileWriter(const fs::path& path)
-    : path_(path), temporary_(path.string() + ".partial"), hash_(std::make_unique<Hash>()) {
+FileWriter::FileWriter(const fs::path& path) : path_(path), temporary_(path.string() + ".partial") {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file_ < 0) throw failure("create", temporary_);
 }
@@ -61,7 +45,7 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(std::string_view bytes) {
   if (!write_all(file_, bytes)) throw failure("write", path_);
-  XXH3_64bits_update(hash_->state, bytes.data(), bytes.size());
+  checksum_.add(bytes.data(), bytes.size());
   bytes_ += bytes.size();
 }
 
@@ -73,29 +57,20 @@ void FileWriter::commit() {
   sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
-std::string FileWriter::checksum() const { return hexadecimal(XXH3_64bits_digest(hash_->state)); }
-
 void write_file_atomically(const fs::path& path, std::string_view contents) {
   FileWriter file(path);
   file.write(contents);
   file.commit();
 }
 
-std::string checksum_of(std::string_view bytes) {
-  return hexadecimal(XXH3_64bits(bytes.data(), bytes.size()));
-}
-
 std::string checksum_of_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw failure("read", path);
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_64bits_reset(state);
+  Checksum checksum;
   std::vector<char> buffer(1 << 20);
   while (file.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || file.gcount() > 0)
-    XXH3_64bits_update(state, buffer.data(), static_cast<std::size_t>(file.gcount()));
-  const std::string text = hexadecimal(XXH3_64bits_digest(state));
-  XXH3_freeState(state);
-  return text;
+    checksum.add(buffer.data(), static_cast<std::size_t>(file.gcount()));
+  return checksum.text();
 }
 
 std::string read_small_file(const fs::path& path) {

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <string_view>
+
+#include "data/checksum.h"
 
 namespace goat {
 
@@ -23,23 +24,20 @@ class FileWriter {
   void commit();  // fsync, rename, fsync of the folder
 
   std::uint64_t bytes() const { return bytes_; }
-  std::string checksum() const;  // XXH3 (64 bit) of what was written, as 16 hexadecimal digits
+  std::string checksum() const { return checksum_.text(); }  // of what was written
 
  private:
-  struct Hash;
   std::filesystem::path path_, temporary_;
   int file_ = -1;
   std::uint64_t bytes_ = 0;
-  std::unique_ptr<Hash> hash_;
+  Checksum checksum_;
 };
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-std::string checksum_of(std::string_view bytes);  // as FileWriter::checksum
-std::string checksum_of_file(
-    const std::filesystem::path& path);  // throws std::runtime_error if it cannot be read
-std::string read_small_file(const std::filesystem::path& path);  // at most 64 MiB; throws std::runtime_error
-void sync_folder(const std::filesystem::path& folder);           // makes renames inside it durable
+std::string checksum_of_file(const std::filesystem::path& path);  // throws std::runtime_error
+std::string read_small_file(const std::filesystem::path& path);   // at most 64 MiB; throws std::runtime_error
+void sync_folder(const std::filesystem::path& folder);            // makes renames inside it durable
 
 // A text file that grows by whole lines. A line that does not fit (full disk) is taken back and reported once
 // on stderr; writing goes on when it can.

@@ -71,8 +71,9 @@ bool holds_a_run(const fs::path& path) {
 }
 
 std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
-  const auto found = newest_checkpoint(
-      run, [](const std::string& reason) { std::fprintf(stderr, "warning: %s\n", reason.c_str()); });
+  const auto found = newest_checkpoint(run, Needed::everything, [](const std::string& reason) {
+    std::fprintf(stderr, "warning: %s\n", reason.c_str());
+  });
   if (!found && !checkpoint_folders(run).empty())
     throw DataError("--resume: none of the checkpoints in " + (run / "checkpoints").string() +
                     " can be used; give --overwrite to begin again");

@@ -18,7 +18,8 @@ fs::path checkpoint_of(const fs::path& path) {
   if (!fs::is_directory(path)) return fs::absolute(path).parent_path();
   if (fs::exists(path / "state.json")) return fs::absolute(path / "state.json").parent_path();
   std::string reasons;
-  const auto found = newest_checkpoint(path, [&](const std::string& reason) { reasons += "\n  " + reason; });
+  const auto found =
+      newest_checkpoint(path, Needed::model, [&](const std::string& reason) { reasons += "\n  " + reason; });
   if (!found)
     throw DataError(
         "--checkpoint " + path.string() +
@@ -30,7 +31,7 @@ fs::path checkpoint_of(const fs::path& path) {
 
 TrainedModel::TrainedModel(const fs::path& path, Device& device)
     : checkpoint_(checkpoint_of(path)), run_(checkpoint_.parent_path().parent_path()) {
-  const Manifest manifest = verify_checkpoint(checkpoint_);
+  const Manifest manifest = verify_checkpoint(checkpoint_, Needed::model);
   step_ = manifest.state.step;
   try {
     apply_toml(config_, manifest.config, (checkpoint_ / "state.json").string() + ": config");

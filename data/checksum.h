@@ -1,0 +1,28 @@
+// Checksum: XXH3 (64 bit) of bytes that come in pieces, as 16 hexadecimal digits.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace goat {
+
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(const Checksum&) = delete;
+  Checksum& operator=(const Checksum&) = delete;
+
+  void add(const void* bytes, std::size_t count);
+  std::string text() const;  // of everything added so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string checksum_of(std::string_view bytes);
+
+}  // namespace goat
