@@ -194,6 +194,28 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "evaluation: a model that is there already, also one for training, gives the losses of one made for it") {
+  const Config config = tiny_config({"train.micro_batch=4"});
+  TrainedTiny tiny(config);
+  const auto source = open_validation_source(config);
+  const Cut cut{8, 6};  // 4 + 2 sequences
+  const TokenLosses wanted = evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, cut, true);
+  for (const bool training : {false, true}) {
+    MemoryPlan memory;
+    Model model(config, {4, 8}, training, tiny.trainer.parameters(), memory);
+    memory.allocate(*tiny.device);
+    model.bind(*tiny.device);
+    const TokenLosses losses = measure_losses(model, *tiny.device, *source, cut, true);
+    CHECK(losses.counted == wanted.counted);
+    CHECK(losses.nll() == Approx(wanted.nll()).epsilon(1e-6));
+    REQUIRE(losses.per_token.size() == wanted.per_token.size());
+    for (std::size_t n = 0; n < wanted.per_token.size(); ++n)
+      CHECK(losses.per_token[n] == Approx(wanted.per_token[n]).epsilon(1e-5));
+    CHECK_THROWS_AS(measure_losses(model, *tiny.device, *source, {7, 6}, false), std::invalid_argument);
+  }
+}
+
+TEST_CASE(
     "evaluation: a longer sequence begins with the losses of the shorter one, as attention is causal and the "
     "prior keeps L_train") {
   const Config config = tiny_config();

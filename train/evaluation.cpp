@@ -5,9 +5,8 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <string>
-
-#include "train/model.h"
 
 namespace goat {
 
@@ -133,15 +132,13 @@ std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parame
   return (cut.sequences + passes - 1) / passes;
 }
 
-TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
-                     TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
-                     const std::function<void(std::int64_t)>& progress) {
-  const BatchShape shape{sequences_per_pass(config, parameters, cut, limits), cut.length};
-  MemoryPlan memory;
-  Model model(config, shape, false, parameters, memory);
-  memory.allocate(device, "Evaluate shorter lengths");
-  model.bind(device);
-
+TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
+                           const std::function<void(std::int64_t)>& progress) {
+  const BatchShape shape = model.shape();
+  if (shape.length != cut.length)
+    throw std::invalid_argument("measure_losses: a model for sequences of length " +
+                                std::to_string(shape.length) + ", a cut of length " +
+                                std::to_string(cut.length));
   const auto length = static_cast<std::size_t>(cut.length);
   std::vector<std::int32_t> inputs(static_cast<std::size_t>(shape.tokens())), targets(inputs.size());
   std::vector<float> losses(inputs.size());
@@ -161,6 +158,17 @@ TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Devic
     if (progress) progress(first + count);
   }
   return result;
+}
+
+TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
+                     TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
+                     const std::function<void(std::int64_t)>& progress) {
+  MemoryPlan memory;
+  Model model(config, {sequences_per_pass(config, parameters, cut, limits), cut.length}, false, parameters,
+              memory);
+  memory.allocate(device, "Evaluate shorter lengths");
+  model.bind(device);
+  return measure_losses(model, device, source, cut, keep_per_token, progress);
 }
 
 }  // namespace goat

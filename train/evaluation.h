@@ -8,6 +8,7 @@
 #include "data/token_source.h"
 #include "kernels/device.h"
 #include "train/config.h"
+#include "train/model.h"
 #include "train/parameters.h"
 
 namespace goat {
@@ -64,9 +65,16 @@ struct PassLimits {
 std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
                                 const PassLimits& limits);
 
-// Losses of the cut's sequences of `source`, whose sequence length is the cut's; the config's data.seq_len
-// stays the training length L_train. `progress` (if given) is told after every pass how many sequences are
-// done.
+// Losses of the cut's sequences of `source` under a bound model of shape [any number of sequences,
+// cut.length], whose sequence length is the source's too. Rounding apart, they do not depend on how many
+// sequences a pass takes; a last pass that is not full is filled up with targets that do not count.
+// `progress` (if given) is told after every pass how many sequences are done. Throws std::invalid_argument if
+// the lengths differ, and what the source throws.
+TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
+                           const std::function<void(std::int64_t)>& progress = {});
+
+// The same with a model of its own, whose passes keep to `limits`. The config's data.seq_len stays the
+// training length L_train.
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
                      TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits = {},
                      const std::function<void(std::int64_t)>& progress = {});
