@@ -1,21 +1,21 @@
 // train_gpt_goat: trains GPT models whose attention has a learnable prior.
 // Reads top to bottom: config -> device -> data -> model -> loop.
 
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 
 #include "kernels/cpu/wait_policy.h"
-#include "train/checkpoint.h"
 #include "train/command_line.h"
 #include "train/config.h"
 #include "train/dry_run.h"
+#include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/sources.h"
 #include "train/stop_signal.h"
 #include "train/trainer.h"
 #include "train/training_log.h"
+#include "train/training_loop.h"
 
 namespace goat {
 namespace {
@@ -26,12 +26,23 @@ int list_configs() {
   return 0;
 }
 
+void print_note(const std::string& note) { std::fprintf(stderr, "note: %s\n", note.c_str()); }
+
 std::filesystem::path run_folder(const TrainOptions& options) {
   if (!options.out.empty()) return options.out;
   const std::filesystem::path config = options.config;
-  return config.filename() == "config.toml"
-             ? config.parent_path()
-             : std::filesystem::path("runs") / config.stem();  // a run's own config: that run
+  if (config.filename() == "config.toml") return config.parent_path();  // a run's own config: that run
+  return std::filesystem::path("runs") / config.stem();
+}
+
+// The config of the command line; where it names none, that of the run which it resumes.
+Config chosen_config(const TrainOptions& options) {
+  if (!options.config.empty()) return load_config(options.config, options.settings, print_note);
+  const std::filesystem::path own = run_folder(options) / "config.toml";
+  if (!std::filesystem::exists(own))
+    throw ConfigError("--resume --out " + options.out + ": there is no run to continue (no " + own.string() +
+                      "); to begin one, give --config");
+  return load_config("./" + own.string(), options.settings, print_note);
 }
 
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
@@ -42,103 +53,83 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
   }
 }
 
-void check_precision(const Config& config, const Device& device) {
-  if (config.model.precision != "bf16") return;
-  throw ConfigError(
-      device.info().name == "cpu"
-          ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
-          : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" or "
-            "\"auto\"");
+// What the device makes of the keys about arithmetic.
+void check_arithmetic(const Config& config, const Device& device) {
+  const bool cpu = device.info().name == "cpu";
+  if (config.model.precision == "bf16")
+    throw ConfigError(
+        cpu ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
+            : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" "
+              "or \"auto\"");
+  if (cpu && config.model.tf32 != "none")
+    print_note("model.tf32 has no effect on the cpu device, which has no TF32");
+  if (cpu && !config.train.deterministic)
+    print_note("train.deterministic = false has no effect on the cpu device, which always is");
 }
 
-bool due(std::int64_t interval, std::int64_t steps_done) {
-  return interval > 0 && steps_done % interval == 0;
-}
-
-// Saves what `log` has reached. Returns the checkpoint's folder, empty if it could not.
-std::filesystem::path save(const RunFolder& run, const Config& config, Device& device, const Trainer& trainer,
-                           TrainingLog& log) {
-  try {
-    const std::filesystem::path checkpoint = save_checkpoint(run.path(), config, log.state(trainer.spikes()),
-                                                             DataRecord{}, device, trainer.parameters());
-    remove_old_checkpoints(run.path(), config.checkpoint.keep, config.checkpoint.milestone, checkpoint);
-    log.saved(checkpoint);
-    return checkpoint;
-  } catch (const std::exception& error) {
-    log.not_saved(error.what());
-    return {};
-  }
-}
-
-// One training step. If its data are bad, what the steps before it have reached is saved first.
-StepState step_or_save(Trainer& trainer, const RunFolder& run, const Config& config, Device& device,
-                       TrainingLog& log, const std::filesystem::path& checkpoint) {
-  try {
-    return trainer.step(log.state().step);
-  } catch (const DataError&) {
-    if (checkpoint.empty() && log.state().step > 0) save(run, config, device, trainer, log);
-    throw;
-  }
+// Whether the run has all its steps already. Nothing is touched then.
+bool nothing_to_do(const Config& config, const RunFolder& run) {
+  const std::int64_t done = run.resumed()->manifest.state.step,
+                     wanted = steps_of_run(config, run.resumed()->manifest.state);
+  if (done < wanted || (done == wanted && !std::filesystem::exists(run.path() / "summary.json")))
+    return false;
+  std::printf(
+      "nothing to do: the run in %s has done %lld steps and the config asks for %lld; to train on, raise "
+      "%s\n",
+      run.path().c_str(), static_cast<long long>(done), static_cast<long long>(wanted),
+      config.train.steps ? "train.steps" : "train.tokens");
+  return true;
 }
 
 int train(const TrainOptions& options, Device& device, const std::string& why) {
-  const Config config = load_config(options.config, options.settings);
-  check_precision(config, device);
+  const Config config = chosen_config(options);
+  check_arithmetic(config, device);
+
+  RunFolder run(run_folder(options), options.resume      ? ExistingRun::resume
+                                     : options.overwrite ? ExistingRun::overwrite
+                                                         : ExistingRun::refuse);
+  if (run.resumed()) {
+    const std::vector<std::string> notes = compare_configs(config, *run.resumed());
+    if (nothing_to_do(config, run)) return 0;
+    for (const std::string& note : notes) print_note(note);
+  }
 
   const std::unique_ptr<TokenSource> training = open_training_source(config);
   const std::unique_ptr<TokenSource> validation = open_validation_source(config);
+  const DataRecord data = describe_data(*training, validation.get());
+  if (run.resumed())
+    for (const std::string& note : compare_data(data, config, *run.resumed(), options.allow_changed_data))
+      print_note(note);
 
-  Trainer trainer(config, device, *training, validation.get());
+  const RunState state = run.resumed() ? run.resumed()->manifest.state : RunState{};
+  Trainer trainer(config, device, *training, validation.get(), state);
   trainer.require_memory();
-  RunFolder run(run_folder(options), config,
-                options.resume      ? ExistingRun::resume
-                : options.overwrite ? ExistingRun::overwrite
-                                    : ExistingRun::refuse);
-  TrainingLog log(config, device, run);
-  log.announce(why, *training, trainer.memory().total_bytes());
+  TrainingLog log(config, device, run, trainer);
+  log.announce(why, *training);
   trainer.allocate();
   if (run.resumed())
-    trainer.restore(run.resumed()->folder, run.resumed()->manifest.state);
+    trainer.restore(run.resumed()->folder);
   else
     trainer.initialize();
 
   watch_stop_signals();
-  std::filesystem::path checkpoint;  // of the latest step; empty where that step has none
-  if (run.resumed()) checkpoint = run.resumed()->folder;
-  bool diverged = false;
-  while (log.state().step < config.steps() && !diverged && !stop_signal()) {
-    const auto start = std::chrono::steady_clock::now();
-    const StepState result = step_or_save(trainer, run, config, device, log, checkpoint);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const std::int64_t done = log.state().step + 1;
-    const bool validate = done == config.steps() || due(config.eval.interval, done);
-    log.step(done, result, seconds, validate ? trainer.validate() : std::nullopt);
-    checkpoint = due(config.checkpoint.interval, done) ? save(run, config, device, trainer, log)
-                                                       : std::filesystem::path();
-    diverged = result.consecutive_skips >= config.train.max_skips;
-  }
-
-  if (checkpoint.empty()) checkpoint = save(run, config, device, trainer, log);
-  if (stop_signal() && log.state().step < config.steps())
-    return log.stopped(stop_signal(), !checkpoint.empty());
-  log.finish(checkpoint, training->bayes_optimal_loss());
-  if (diverged) return log.diverged();
-  return checkpoint.empty() ? 1 : 0;
+  return TrainingLoop(config, device, trainer, run, log, data).run(training->bayes_optimal_loss());
 }
 
 int run_command(const CommandLine& line) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (training && training->list_configs) return list_configs();
-  if (training && training->print_config) {
-    std::fputs(to_toml(load_config(training->config, training->settings)).c_str(), stdout);
+  if (training && training->print_config && !training->dry_run) {
+    std::fputs(to_toml(chosen_config(*training)).c_str(), stdout);
     return 0;
   }
   std::string why;
   const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
   if (training && training->dry_run) {
-    const Config config = load_config(training->config, training->settings);
-    check_precision(config, *device);
-    dry_run(config);
+    const Config config = chosen_config(*training);
+    check_arithmetic(config, *device);
+    dry_run(config, run_folder(*training), *device);
+    if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }
   if (training) return train(*training, *device, why);

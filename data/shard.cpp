@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
+
+#include "data/checksum.h"
 
 namespace goat {
 namespace {
@@ -18,9 +21,6 @@ namespace {
 }
 
 std::string error_text() { return std::strerror(errno); }
-
-constexpr const char* how_to_prepare =
-    " (make shards with: python data/prepare.py text --out FOLDER --tokenizer gpt2 FILE...)";
 
 // An open shard file.
 class ShardFile {
@@ -82,7 +82,7 @@ Shard::Shard(std::string path, std::int64_t vocab) : path_(std::move(path)), voc
   file.read(0, header.data(), sizeof(header));
   if (header[0] != magic) {
     fail(path_, "byte 0: magic number " + std::to_string(header[0]) + ", expected " + std::to_string(magic) +
-                    ": not a token shard" + how_to_prepare);
+                    ": not a token shard (data/prepare.py makes them)");
   }
   if (header[1] != version) {
     fail(path_, "byte 4: format version " + std::to_string(header[1]) + ", expected " +
@@ -106,14 +106,33 @@ void Shard::read(std::int64_t first, std::span<std::uint16_t> tokens) const {
                             std::to_string(count) + " of " + std::to_string(tokens_));
   }
   const ShardFile file(path_);
-  const FileIdentity now = file.identity();
-  if (now != identity_) {
-    fail(path_, "has changed since it was opened (it had " + std::to_string(identity_.bytes) +
-                    " bytes and now has " + std::to_string(now.bytes) +
-                    "): shards must stay as they are during a run; restore it and resume");
-  }
+  check_unchanged(file.identity());
   file.read(header_bytes + 2 * first, tokens.data(), 2 * count);
   check_vocabulary(first, tokens);
+}
+
+std::string Shard::samples_checksum() const {
+  constexpr std::int64_t pieces = 16, piece_bytes = 4096;
+  const ShardFile file(path_);
+  check_unchanged(file.identity());
+  Checksum checksum;
+  std::vector<char> piece(piece_bytes);
+  const auto add = [&](std::int64_t offset, std::int64_t bytes) {
+    file.read(offset, piece.data(), bytes);
+    checksum.add(piece.data(), static_cast<std::size_t>(bytes));
+  };
+  add(0, header_bytes);
+  const std::int64_t end = identity_.bytes, stride = std::max((end - header_bytes) / pieces, piece_bytes);
+  for (std::int64_t offset = header_bytes; offset < end; offset += stride)
+    add(offset, std::min(piece_bytes, end - offset));
+  return checksum.text();
+}
+
+void Shard::check_unchanged(const FileIdentity& now) const {
+  if (now == identity_) return;
+  fail(path_, "has changed since it was opened (it had " + std::to_string(identity_.bytes) +
+                  " bytes and now has " + std::to_string(now.bytes) +
+                  "): shards must stay as they are during a run; restore it and resume");
 }
 
 void Shard::check_vocabulary(std::int64_t first, std::span<const std::uint16_t> tokens) const {

@@ -45,7 +45,11 @@ class Shard {
   // DataError.
   void read(std::int64_t first, std::span<std::uint16_t> tokens) const;
 
+  // Checksum of the header and of 16 pieces of 4 KiB all over the file. Throws DataError.
+  std::string samples_checksum() const;
+
  private:
+  void check_unchanged(const FileIdentity& now) const;
   void check_vocabulary(std::int64_t first, std::span<const std::uint16_t> tokens) const;
 
   std::string path_;

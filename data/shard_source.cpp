@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <utility>
@@ -14,20 +15,21 @@
 namespace goat {
 namespace {
 
-std::vector<std::string> matching_files(const std::string& pattern) {
+std::vector<std::string> matching_files(const std::string& pattern, const std::string& advice) {
   glob_t matches{};
   const std::unique_ptr<glob_t, decltype(&::globfree)> owner(&matches, &::globfree);
   const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
   if (result == GLOB_NOSPACE) throw std::bad_alloc();
-  if (result != 0) {
-    throw DataError("no token shard matches '" + pattern +
-                    "': check data.train and data.val (relative paths start in the current folder), or make "
-                    "shards from text with:\n"
-                    "  python data/prepare.py text --out FOLDER --tokenizer gpt2 FILE...");
-  }
+  if (result != 0)
+    throw DataError("no token shard matches '" + pattern + "'" + (advice.empty() ? "" : ": " + advice));
   std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   std::sort(files.begin(), files.end());  // by bytes: glob's own order depends on the locale
   return files;
+}
+
+std::string folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
 }
 
 void check(const ShardOptions& options) {
@@ -47,10 +49,11 @@ void check(const ShardOptions& options) {
 
 ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), starts_{0} {
   check(options_);
-  for (std::string& path : matching_files(options_.pattern)) {
+  for (std::string& path : matching_files(options_.pattern, options_.advice)) {
     shards_.emplace_back(std::move(path), options_.vocab);
     starts_.push_back(starts_.back() + shards_.back().tokens());
   }
+  read_metas();
   const std::int64_t length = options_.seq_len;
   const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);  // positions at which a target can be
   if (usable < length) {
@@ -74,6 +77,50 @@ std::string ShardSource::description() const {
          options_.pattern + "': " + std::to_string(tokens()) + " tokens, " + std::to_string(blocks_) +
          (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) +
          (options_.shuffle ? ", shuffled" : ", in order");
+}
+
+void ShardSource::read_metas() {
+  for (const Shard& shard : shards_) {
+    const std::string folder = folder_of(shard.path());
+    if (metas_.contains(folder)) continue;
+    const std::optional<ShardMeta> meta = read_shard_meta(folder);
+    if (!meta) continue;
+    if (!meta->fits(options_.vocab))
+      throw DataError("the shards in '" + folder + "' were made with the tokenizer " + meta->tokenizer +
+                      ", vocabulary " + std::to_string(meta->vocab) +
+                      " (meta.json), but the model has model.vocab = " + std::to_string(options_.vocab) +
+                      ": set model.vocab=" + std::to_string(meta->vocab) +
+                      ", or prepare the text with the other tokenizer");
+    if (!metas_.empty() && metas_.begin()->second.tokenizer != meta->tokenizer)
+      throw DataError("the shards in '" + metas_.begin()->first + "' and '" + folder +
+                      "' were made with different tokenizers (" + metas_.begin()->second.tokenizer + ", " +
+                      meta->tokenizer + "): train on one of them");
+    metas_.emplace(folder, *meta);
+  }
+}
+
+std::vector<ShardRecord> ShardSource::shards() const {
+  std::vector<ShardRecord> records;
+  for (const Shard& shard : shards_) {
+    const std::string name = std::filesystem::path(shard.path()).filename();
+    records.push_back({name, shard.tokens(), shard.samples_checksum(), ""});
+    if (const auto meta = metas_.find(folder_of(shard.path())); meta != metas_.end())
+      if (const auto sha256 = meta->second.sha256.find(name); sha256 != meta->second.sha256.end())
+        records.back().sha256 = sha256->second;
+  }
+  return records;
+}
+
+std::string ShardSource::tokenizer() const { return metas_.empty() ? "" : metas_.begin()->second.tokenizer; }
+
+std::vector<std::string> ShardSource::notes() const {
+  std::vector<std::string> notes;
+  for (const auto& [folder, meta] : metas_)
+    if (options_.bos_block && meta.end_of_text && *meta.end_of_text != options_.bos)
+      notes.push_back("each sequence begins with token " + std::to_string(options_.bos) +
+                      " (data.bos), but documents in '" + folder + "' with token " +
+                      std::to_string(*meta.end_of_text) + " (meta.json)");
+  return notes;
 }
 
 std::int64_t ShardSource::block_start(std::uint64_t index) const {

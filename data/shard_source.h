@@ -3,10 +3,12 @@
 #pragma once
 
 #include <future>
+#include <map>
 #include <stop_token>
 #include <vector>
 
 #include "data/shard.h"
+#include "data/shard_meta.h"
 #include "data/token_source.h"
 
 namespace goat {
@@ -19,6 +21,7 @@ struct ShardOptions {
   std::int64_t vocab = 0;    // every token must be smaller
   bool shuffle = false;
   std::uint64_t seed = 0;
+  std::string advice;  // how to get such shards, for the error where none is there
 };
 
 // A block that starts at stream position o holds
@@ -51,19 +54,24 @@ class ShardSource final : public TokenSource {
   std::uint64_t sequences() const override { return blocks_; }
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override;
   void finish_check() const override { check_.get(); }
+  std::vector<ShardRecord> shards() const override;
+  std::string tokenizer() const override;
+  std::vector<std::string> notes() const override;
 
   std::int64_t tokens() const { return starts_.back(); }
 
  private:
+  void read_metas();
   std::int64_t block_start(std::uint64_t index) const;
   void read_stream(std::int64_t first, std::span<std::uint16_t> tokens) const;
   void check_all_tokens(const std::stop_token& stop) const;
 
   ShardOptions options_;
   std::vector<Shard> shards_;
-  std::vector<std::int64_t> starts_;  // stream position of each shard's first token, and the total
-  std::uint64_t blocks_ = 0;          // a sequence each
-  std::int64_t shifts_ = 0;           // shuffled epochs start at a position in [0, shifts)
+  std::map<std::string, ShardMeta> metas_;  // by folder, of those that have one
+  std::vector<std::int64_t> starts_;        // stream position of each shard's first token, and the total
+  std::uint64_t blocks_ = 0;                // a sequence each
+  std::int64_t shifts_ = 0;                 // shuffled epochs start at a position in [0, shifts)
   std::stop_source stop_;
   std::shared_future<void> check_;  // last, so that the check has ended before the shards go
 };

@@ -7,6 +7,9 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "data/shard_record.h"
 
 namespace goat {
 
@@ -31,6 +34,13 @@ class TokenSource {
   // Waits for a check of all the data that goes on in the background, where there is one. Throws DataError
   // for what it found.
   virtual void finish_check() const {}
+  // What tells the data from others: a record of each shard, in order; empty for generated tasks. Throws
+  // DataError.
+  virtual std::vector<ShardRecord> shards() const { return {}; }
+  // The tokenizer that made the tokens ("bytes", "gpt2"), as the data say; empty where they do not.
+  virtual std::string tokenizer() const { return ""; }
+  // What a person should know about the data before training on them, a sentence each.
+  virtual std::vector<std::string> notes() const { return {}; }
   // Mean loss, in nats a token, of the best possible predictor, where the task has a known one.
   virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }
 };

@@ -72,7 +72,7 @@ struct TrainedTiny {
         trainer(config, *device, *training, validation.get()) {
     trainer.allocate();
     trainer.initialize();
-    for (std::int64_t step = 0; step < config.steps(); ++step) trainer.step(step);
+    for (std::int64_t step = 0; step < config.steps(); ++step) trainer.step();
   }
   std::unique_ptr<Device> device;
   std::unique_ptr<TokenSource> training, validation;

@@ -92,7 +92,7 @@ std::vector<float> losses_of_run(const Config& config, Device& device, std::int6
   trainer.allocate();
   trainer.initialize();
   std::vector<float> losses;
-  for (std::int64_t step = 0; step < steps; ++step) losses.push_back(trainer.step(step).loss);
+  for (std::int64_t step = 0; step < steps; ++step) losses.push_back(trainer.step().scalars.loss);
   losses.push_back(static_cast<float>(trainer.validate().value()));
   return losses;
 }
@@ -199,7 +199,7 @@ TEST_CASE("trainer: the memory that is planned, and printed, is what is allocate
     Trainer trainer(config, device, *training, nullptr);
     trainer.allocate();
     trainer.initialize();
-    trainer.step(0);
+    trainer.step();
     CHECK(device.allocated == trainer.memory().total_bytes());
   }
 }
@@ -244,7 +244,7 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   Trainer trainer(config, *device, *training, nullptr);
   trainer.allocate();
   trainer.initialize();
-  trainer.step(0);
+  trainer.step();
   const StoredTensor& embedding = trainer.parameters().stored().front();
   std::vector<float> values = trainer.parameters().read(*device, embedding);
   std::vector<float> poisoned = values;
@@ -252,15 +252,15 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   trainer.parameters().write(*device, embedding, poisoned);
   const StoredTensor& other = trainer.parameters().stored().back();
   const std::vector<float> before = trainer.parameters().read(*device, other);
-  CHECK(trainer.step(1).consecutive_skips == 1);
-  const StepState result = trainer.step(2);
+  CHECK(trainer.step().scalars.consecutive_skips == 1);
+  const StepState result = trainer.step().scalars;
   CHECK(result.skip_update == 1);
   CHECK(result.consecutive_skips == 2);
   CHECK(result.updates == 1);
   CHECK(trainer.parameters().read(*device, other) == before);
 
   trainer.parameters().write(*device, embedding, values);
-  const StepState recovered = trainer.step(3);
+  const StepState recovered = trainer.step().scalars;
   CHECK(recovered.skip_update == 0);
   CHECK(recovered.consecutive_skips == 0);
   CHECK(recovered.updates == 2);
@@ -291,7 +291,7 @@ TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay ex
   Trainer trainer(config, *device, *training, nullptr);
   trainer.allocate();
   trainer.initialize();
-  for (std::int64_t step = 0; step < 5; ++step) trainer.step(step);
+  for (std::int64_t step = 0; step < 5; ++step) trainer.step();
   const Parameter& qkv = trainer.parameters().at("blocks.1.attn.qkv.weight");
   for (std::int64_t part = 0; part < 2; ++part) {
     const Tensor lanes = qkv.value.select(0, part).slice(1, config.content_dim(), config.lane_dim());

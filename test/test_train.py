@@ -27,7 +27,7 @@ TINY = {
     "train.steps": 12,
     "train.warmup": 2,
     "eval.interval": 5,
-    "eval.batches": 3,
+    "eval.tokens": 192,
     "log.interval": 4,
 }
 

@@ -99,7 +99,7 @@ std::vector<double> report_prior(AnalysisReport& report, const TrainedModel& mod
 std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const AnalysisReport& report) {
   Config config = report.config;
   config.data.seq_len = report.length;
-  config.eval.batches = std::max<std::int64_t>(config.eval.batches, 1);  // 0 would mean no validation data
+  config.eval.tokens = std::max<std::int64_t>(config.eval.tokens, 1);  // 0 would mean no validation data
   if (!options.data.empty()) {
     if (config.data.source != "shards")
       throw ConfigError("--data " + options.data +

@@ -128,12 +128,13 @@ DataRecord data_of(const nlohmann::json& json, const std::string& origin) {
   return data;
 }
 
-// The position in the data. Checkpoints of older versions have none: they read train.batch sequences a step.
+// What checkpoints of older versions do not have: they read train.batch sequences a step.
 void read_position(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
   RunState& state = manifest.state;
   if (json.contains("sequences")) {
     state.sequences = member<std::int64_t>(json, "sequences", origin);
     state.tokens = member<std::int64_t>(json, "tokens", origin);
+    state.best_loss = member<double>(json, "best_loss", origin);
     return;
   }
   Config config;
@@ -167,6 +168,7 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"spike_window", manifest.state.spike_window},
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
+          {"best_loss", manifest.state.best_loss},
           {"config", manifest.config},
           {"data",
            {{"working_folder", manifest.data.working_folder},

@@ -31,6 +31,7 @@ struct RunState {
   std::vector<double> spike_window{};  // see SpikeFilter
   double loss = nan;                   // of the latest step; not a number before the first
   double validation_loss = nan;        // the latest; not a number where there was none
+  double best_loss = nan;              // see DivergenceWatch
   static constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 };
 

@@ -14,7 +14,7 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config copy_mixture                        train the built-in task (a minute or less)
   train_gpt_goat --config shakespeare --set train.steps=500   train a preset with one key changed
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
-  train_gpt_goat --config my_run.toml --resume                continue where the run stopped
+  train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and steps, without training
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
   train_gpt_goat analyze --checkpoint runs/shakespeare
@@ -28,12 +28,15 @@ void add_training(CLI::App& app, TrainOptions& options) {
       ->type_name("SECTION.KEY=VALUE")
       ->allow_extra_args(false);
   app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")->type_name("FOLDER");
-  const auto* resume = app.add_flag("--resume", options.resume,
-                                    "continue the run in the folder from its newest complete checkpoint");
-  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")
-      ->excludes(const_cast<CLI::Option*>(resume));
+  CLI::Option* resume = app.add_flag(
+      "--resume", options.resume,
+      "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
+  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
+  app.add_flag("--allow-changed-data", options.allow_changed_data,
+               "resume although the training data are not those the run began with")
+      ->needs(resume);
   app.add_flag("--dry-run", options.dry_run,
-               "print config, parameters, memory and steps, open the data, and stop");
+               "print parameters, memory, steps and data, and stop; with --print-config the config too");
   app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
@@ -161,10 +164,11 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
     line.command = analysis;
   else if (sample.parsed())
     line.command = sampling;
-  else if (training.config.empty() && !training.list_configs)
+  else if (training.config.empty() && !training.list_configs && !(training.resume && !training.out.empty()))
     throw ConfigError(
-        "--config is missing: name a preset (see --list-configs) or a .toml file\nRun train_gpt_goat --help "
-        "for the options.");
+        "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
+        "--resume "
+        "--out RUN\nRun train_gpt_goat --help for the options.");
   else
     line.command = training;
   return line;

@@ -13,11 +13,12 @@
 namespace goat {
 
 struct TrainOptions {
-  std::string config;
+  std::string config;                 // preset or .toml file; empty: that of the run that is resumed
   std::vector<std::string> settings;  // section.key=value, in order
   std::string out;
   bool resume = false;
   bool overwrite = false;
+  bool allow_changed_data = false;  // with resume
   bool list_configs = false;
   bool print_config = false;
   bool dry_run = false;

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "train/config_keys.h"
 
@@ -124,6 +126,7 @@ void assign(Config& config, const Key& key, const toml::node& node, const std::s
   // The length of a run is given by one of the two: the later setting wins.
   if (key.name == "train.steps" && config.train.steps > 0) config.train.tokens = 0;
   if (key.name == "train.tokens" && config.train.tokens > 0) config.train.steps = 0;
+  if (key.name == "eval.tokens") config.eval.retired_batches = -1;
 }
 
 // ----------------------------------------------------------------------------------------------------- TOML
@@ -216,22 +219,45 @@ toml::table parsed(const std::string& text, const std::string& origin) {
   }
 }
 
+// Refuses a file that sets two keys of which one must be left out (or 0).
+void refuse_both(const toml::table& table, const char* section, const char* first, const char* second,
+                 const char* why, const std::string& origin) {
+  const toml::node_view a = table[section][first], b = table[section][second];
+  if (a.value_or(std::int64_t{0}) <= 0 || b.value_or(std::int64_t{0}) <= 0) return;
+  const auto equals = [&](const char* key, const toml::node_view<const toml::node>& value) {
+    return std::string(section) + "." + key + " = " + std::to_string(value.value_or(std::int64_t{0}));
+  };
+  refuse(at_line(origin, b.node()->source()),
+         equals(first, a) + " and " + equals(second, b) + " " + why + "; keep one");
+}
+
+// The keys of a config, and those of older versions.
+struct KeyTable {
+  std::vector<Key> keys, retired;
+  explicit KeyTable(Config& config) : keys(config_keys(config)), retired(retired_keys(config)) {}
+  const Key* find(const std::string& name) const {
+    const Key* key = find_key(keys, name);
+    return key ? key : find_key(retired, name);
+  }
+};
+
 // Assigns every key of a table; `prefix` is the section with its dot, or empty.
-void apply_table(Config& config, const std::vector<Key>& keys, const toml::table& table,
-                 const std::string& prefix, const std::string& origin) {
+void apply_table(Config& config, const KeyTable& known, const toml::table& table, const std::string& prefix,
+                 const std::string& origin) {
+  const std::vector<Key>& keys = known.keys;
   for (const auto& [toml_key, node] : table) {
     const std::string part(toml_key.str());
     const std::string name = prefix + part;
     const std::string where = at_line(origin, toml_key.source());
     if (part.find('.') != std::string::npos)
       refuse(where, "key \"" + shown(part) + "\": quotes make the dot part of the name; leave them out");
-    if (const Key* key = find_key(keys, name)) {
+    if (const Key* key = known.find(name)) {
       assign(config, *key, node, where);
     } else if (is_section(keys, name)) {
       if (!node.is_table())
         refuse(where, name + " = " + source_text(node) + ": " + name +
                           " is a section, not a key; its keys go under [" + name + "]");
-      apply_table(config, keys, *node.as_table(), name + ".", origin);
+      apply_table(config, known, *node.as_table(), name + ".", origin);
     } else if (node.is_table()) {
       const std::string near = nearest(name, config_sections(keys));
       refuse(where, "unknown section [" + shown(name) + "]; " +
@@ -312,16 +338,14 @@ const Preset& preset_of(const std::string& name) {
 
 }  // namespace
 
-void apply_toml(Config& config, const std::string& text, const std::string& origin) {
+void apply_toml(Config& config, const std::string& text, const std::string& origin,
+                const ConfigNotes& note) {
   const toml::table table = parsed(text, origin);
   Config next = config;
-  const std::vector<Key> keys = config_keys(next);
-  apply_table(next, keys, table, "", origin);
-  const auto length = [&](const char* key) { return table["train"][key].value_or(std::int64_t{0}); };
-  if (length("steps") > 0 && length("tokens") > 0)
-    refuse(at_line(origin, table["train"]["tokens"].node()->source()),
-           "train.steps = " + std::to_string(length("steps")) + " and train.tokens = " +
-               std::to_string(length("tokens")) + " both set the length of the run; keep one");
+  apply_table(next, KeyTable(next), table, "", origin);
+  refuse_both(table, "train", "steps", "tokens", "both set the length of the run", origin);
+  refuse_both(table, "eval", "tokens", "batches", "both set the length of a validation", origin);
+  resolve_retired(next, note);
   config = next;
 }
 
@@ -333,8 +357,9 @@ void apply_setting(Config& config, const std::string& setting) {
   const std::string name = trimmed(setting.substr(0, equals));
   const std::string text = trimmed(setting.substr(equals + 1));
   Config next = config;
-  const std::vector<Key> keys = config_keys(next);
-  const Key* key = find_key(keys, name);
+  const KeyTable known(next);
+  const std::vector<Key>& keys = known.keys;
+  const Key* key = known.find(name);
   if (!key && is_section(keys, name))
     refuse(where, name + " is a section; set one of its keys, as in --set train.steps=1000");
   if (!key)
@@ -354,13 +379,28 @@ void apply_setting(Config& config, const std::string& setting) {
   config = next;
 }
 
-Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings) {
+void resolve_retired(Config& config, const ConfigNotes& note) {
+  const std::int64_t batches = std::exchange(config.eval.retired_batches, -1);
+  if (batches < 0) return;
+  const std::int64_t sequences = config.train.batch, length = config.data.seq_len;
+  if (__builtin_mul_overflow(batches, sequences, &config.eval.tokens) ||
+      __builtin_mul_overflow(config.eval.tokens, length, &config.eval.tokens))
+    config.eval.tokens = std::numeric_limits<std::int64_t>::max();  // refused by validate
+  if (note)
+    note("eval.batches is now eval.tokens: " + std::to_string(batches) + " batches of " +
+         std::to_string(sequences) + " sequences of " + std::to_string(length) +
+         " tokens are eval.tokens = " + std::to_string(config.eval.tokens));
+}
+
+Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
+                   const ConfigNotes& note) {
   Config config;
   if (names_a_file(name_or_file))
-    apply_toml(config, text_of_file(name_or_file), name_or_file);
+    apply_toml(config, text_of_file(name_or_file), name_or_file, note);
   else
     apply_toml(config, preset_of(name_or_file).toml, "preset " + name_or_file);
   for (const std::string& setting : settings) apply_setting(config, setting);
+  resolve_retired(config, note);
   validate(config);
   return config;
 }

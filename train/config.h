@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -79,14 +80,15 @@ struct Config {
   } train;
 
   struct Eval {
-    std::int64_t interval = 0;  // steps between validations; 0: only at the end
-    std::int64_t batches = 20;  // micro-batches of validation data, re-read each time; 0: no validation
+    std::int64_t interval = 0;          // steps between validations; 0: only at the end
+    std::int64_t tokens = 1'048'576;    // of validation data, in whole sequences; 0: no validation
+    std::int64_t retired_batches = -1;  // eval.batches of older versions until resolve_retired; -1: not set
   } eval;
 
   struct Checkpoint {
-    std::int64_t interval =
-        0;                  // steps between checkpoints; 0: only at the end (and when stopped by a signal)
-    std::int64_t keep = 3;  // newest checkpoints kept; 0: all
+    std::int64_t interval = 0;   // steps between checkpoints; 0: by time alone
+    double minutes = 10;         // wall time between checkpoints; 0: by steps alone
+    std::int64_t keep = 3;       // newest checkpoints kept; 0: all
     std::int64_t milestone = 0;  // a checkpoint whose step is a multiple of this is kept for ever; 0: none
   } checkpoint;
 
@@ -115,13 +117,20 @@ struct Preset {
 };
 const std::vector<Preset>& presets();
 
+// What is told about a config that is not wrong: a retired key and what it means now.
+using ConfigNotes = std::function<void(const std::string&)>;
+
 // Reads a preset's name or a .toml file, applies the `section.key=value` settings in order, and validates the
 // result. Throws ConfigError.
-Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings);
+Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
+                   const ConfigNotes& note = {});
 
 // Parses TOML text on top of `config`; `origin` names it in messages. Does not validate combinations.
-void apply_toml(Config& config, const std::string& text, const std::string& origin);
+void apply_toml(Config& config, const std::string& text, const std::string& origin,
+                const ConfigNotes& note = {});
 void apply_setting(Config& config, const std::string& setting);  // "section.key=value"
+// Gives the keys of older versions that were set their present meaning.
+void resolve_retired(Config& config, const ConfigNotes& note = {});
 void validate(const Config& config);
 
 // The config as TOML, every key with its value and a short comment; load_config of it gives the same config.

@@ -29,17 +29,32 @@ struct TextKey {
   std::vector<std::string> choices;  // empty: any text without control characters
 };
 
+// What happens where a run is resumed with another value of a key (docs/resume.md).
+struct OnResume {
+  enum Kind {
+    silent,    // the run goes on bitwise as before, or only how often it tells and saves changes
+    reported,  // the run goes on with the new value, and says so
+    begun,     // only the start of a run reads the key: the change is said to have no effect
+    refused    // the run cannot go on; `reason` says why
+  } kind;
+  const char* reason = "";
+};
+
 struct Key {
   std::string name;  // "section.key"
   std::variant<IntegerKey, NumberKey, FlagKey, TextKey> slot;
+  OnResume on_resume;
   std::string comment;
 
   std::string section() const { return name.substr(0, name.rfind('.')); }
   std::string leaf() const { return name.substr(name.rfind('.') + 1); }
 };
 
-// Every member of Config, in the order of to_toml.
+// Every key of Config, in the order of to_toml.
 std::vector<Key> config_keys(Config& config);
+
+// Keys of older versions that old configs may still hold. They are read, but never written.
+std::vector<Key> retired_keys(Config& config);
 
 // The sections of the table ("model", "data", "data.copy_mixture", ...), each once, in order.
 std::vector<std::string> config_sections(const std::vector<Key>& keys);

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "train/model_parameters.h"
+#include "train/run_folder.h"
 #include "train/sources.h"
 #include "train/trainer.h"
 
@@ -29,11 +30,9 @@ void print_memory(const Config& config) {
 }
 }  // namespace
 
-void dry_run(const Config& config) {
-  std::fputs(to_toml(config).c_str(), stdout);
+void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device) {
   const ParameterCounts parameters = count_parameters(config);
   const std::int64_t tokens = config.train.batch * config.data.seq_len;
-  std::puts("");
   print_count("parameters, trainable", parameters.trainable);
   print_count("  of them the prior's", parameters.prior);
   print_count("parameters, full q and k", parameters.full_projections,
@@ -43,11 +42,19 @@ void dry_run(const Config& config) {
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
   print_memory(config);
+  std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
+  std::printf("output folder:   %s: %s\n", run_folder.c_str(), describe_run_folder(run_folder).c_str());
   std::fflush(stdout);
 
-  std::printf("training data:   %s\n", open_training_source(config)->description().c_str());
-  const auto validation = open_validation_source(config);
+  const auto training = open_training_source(config), validation = open_validation_source(config);
+  std::printf("training data:   %s\n", training->description().c_str());
+  if (training->sequences() != TokenSource::endless)
+    std::printf("                 %.4g epochs\n", static_cast<double>(config.train.batch * config.steps()) /
+                                                      static_cast<double>(training->sequences()));
   std::printf("validation data: %s\n", validation ? validation->description().c_str() : "none");
+  if (config.data.source == "shards")
+    std::printf("tokenizer:       %s\n", tokenizer_text(config, *training).c_str());
+  for (const std::string& note : training->notes()) std::printf("note: %s\n", note.c_str());
 }
 
 }  // namespace goat

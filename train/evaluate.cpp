@@ -66,7 +66,7 @@ void check_options(const EvalOptions& options) {
 
 Config data_config(const EvalOptions& options, const Config& trained) {
   Config config = trained;
-  config.eval.batches = std::max<std::int64_t>(config.eval.batches, 1);  // 0 would mean no validation data
+  config.eval.tokens = std::max<std::int64_t>(config.eval.tokens, 1);  // 0 would mean no validation data
   if (options.data.empty()) {
     if (config.data.source == "shards" && config.data.val.empty())
       throw ConfigError("the run has no validation data (data.val is empty); name some with --data GLOB");
@@ -114,7 +114,7 @@ Plan make_plan(const EvalOptions& options, const Config& trained) {
     return plan;
   }
   plan.description = open_at(plan.data, lengths.front())->description();
-  const std::int64_t validation = plan.data.eval.batches * trained.micro_batch() * trained.data.seq_len;
+  const std::int64_t validation = plan.data.eval.tokens;
   plan.cuts = options.protocol == "paper"
                   ? paper_cuts(lengths, std::numeric_limits<std::int64_t>::max())
                   : generated_cuts(lengths, options.tokens > 0 ? options.tokens : validation);

@@ -19,7 +19,7 @@ std::int64_t head_chunk(const Config& config, BatchShape shape) {
   return std::min(chunks_of(even, multiple) * multiple, shape.tokens());
 }
 
-void require_tokens(BatchShape shape, const std::vector<std::int32_t>& tokens) {
+void require_tokens(BatchShape shape, std::span<const std::int32_t> tokens) {
   if (tokens.size() == static_cast<std::size_t>(shape.tokens())) return;
   throw std::invalid_argument("Model::load: a micro-batch has " + std::to_string(shape.tokens()) +
                               " tokens, not " + std::to_string(tokens.size()));
@@ -50,14 +50,14 @@ Model::Model(const Config& config, BatchShape shape, bool training, const Parame
 
 void Model::bind(Device& device) { shared_.fill_tables(config_, device); }
 
-void Model::load(Device& device, const std::vector<std::int32_t>& inputs,
-                 const std::vector<std::int32_t>& targets) const {
+void Model::load(Device& device, std::span<const std::int32_t> inputs,
+                 std::span<const std::int32_t> targets) const {
   load(device, inputs);
   require_tokens(shape_, targets);
   device.upload(targets_.data, targets.data(), targets_.bytes());
 }
 
-void Model::load(Device& device, const std::vector<std::int32_t>& inputs) const {
+void Model::load(Device& device, std::span<const std::int32_t> inputs) const {
   require_tokens(shape_, inputs);
   device.upload(tokens_.data, inputs.data(), tokens_.bytes());
 }

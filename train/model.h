@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,10 +23,10 @@ class Model {
   void bind(Device& device);
 
   // A micro-batch: B*T inputs and targets (-1: not counted), row-major [B, T].
-  void load(Device& device, const std::vector<std::int32_t>& inputs,
-            const std::vector<std::int32_t>& targets) const;
+  void load(Device& device, std::span<const std::int32_t> inputs,
+            std::span<const std::int32_t> targets) const;
 
-  void load(Device& device, const std::vector<std::int32_t>& inputs) const;  // for next_logits
+  void load(Device& device, std::span<const std::int32_t> inputs) const;  // for next_logits
 
   // The logits of the token that follows the loaded input `row` of N -> f32 [1, V].
   Tensor next_logits(Device& device, std::int64_t row);

@@ -35,7 +35,7 @@ weight_decay = 0.1
 clip = 1.0
 
 [eval]
-batches = 64
+tokens = 131072
 
 [log]
 interval = 50
@@ -72,7 +72,7 @@ clip = 1.0
 
 [eval]
 interval = 250
-batches = 16  # 65,536 characters
+tokens = 65536  # characters
 
 [log]
 interval = 10
@@ -112,7 +112,7 @@ clip = 1.0
 
 [eval]
 interval = 250
-batches = 4
+tokens = 1048576
 
 [checkpoint]
 interval = 500
@@ -159,7 +159,7 @@ clip = 1.0
 
 [eval]
 interval = 250
-batches = 16
+tokens = 1048576
 
 [checkpoint]
 interval = 500

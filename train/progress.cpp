@@ -21,16 +21,16 @@ std::string duration_text(double seconds) {
   return text;
 }
 
-Progress::Progress(std::int64_t steps, std::int64_t interval, double tokens_per_step, double flops_per_token)
+Progress::Progress(std::int64_t steps, std::int64_t interval, double flops_per_token)
     : steps_(steps),
       interval_(interval),
-      tokens_per_step_(tokens_per_step),
       flops_per_token_(flops_per_token),
       bar_(::isatty(STDERR_FILENO)),
       lines_(!bar_ || !::isatty(STDOUT_FILENO)) {}
 
 void Progress::Interval::add(const StepRecord& record) {
   ++steps;
+  tokens += record.tokens;
   loss += record.loss;
   seconds += record.seconds;
 }
@@ -45,8 +45,11 @@ void Progress::report(const StepRecord& record) {
   if (lines_ && (record.step % interval_ == 0 || first || last)) print_line(record);
 }
 
-double Progress::tokens_per_second(const Interval& interval) const {
-  return static_cast<double>(interval.steps) * tokens_per_step_ / interval.seconds;
+std::string Progress::Interval::loss_text() const {
+  char text[48];
+  std::snprintf(text, sizeof text, "%s %.4f", steps > 1 ? "mean loss" : "loss",
+                loss / static_cast<double>(steps));
+  return text;
 }
 
 std::string Progress::position_of(const StepRecord& record) const {
@@ -64,10 +67,10 @@ std::string Progress::eta(const StepRecord& record) const {
 }
 
 void Progress::print_line(const StepRecord& record) {
-  const double speed = tokens_per_second(since_line_);
-  std::printf("step %s  loss %.4f  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n",
-              position_of(record).c_str(), since_line_.mean_loss(), record.learning_rate, record.grad_norm,
-              speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
+  const double speed = since_line_.tokens_per_second();
+  std::printf("step %s  %s  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n",
+              position_of(record).c_str(), since_line_.loss_text().c_str(), record.learning_rate,
+              record.grad_norm, speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
   std::fflush(stdout);
   since_line_ = {};
 }
@@ -78,12 +81,10 @@ void Progress::draw_bar(const StepRecord& record) {
   constexpr std::int64_t width = 16;
   const auto filled = static_cast<std::size_t>(width * record.step / steps_);
   char rest[96];
-  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", tokens_per_second(since_bar_),
+  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", since_bar_.tokens_per_second(),
                 record.learning_rate, record.grad_norm);
-  char loss[32];
-  std::snprintf(loss, sizeof loss, "  loss %.4f", since_bar_.mean_loss());
   std::string line = "[" + std::string(filled, '#') + std::string(width - filled, '.') + "] " +
-                     position_of(record) + loss + eta(record) + rest;
+                     position_of(record) + "  " + since_bar_.loss_text() + eta(record) + rest;
 
   winsize window{};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0;

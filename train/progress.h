@@ -11,6 +11,7 @@ struct StepRecord {
   double loss = 0;
   double learning_rate = 0;
   double grad_norm = 0;
+  std::int64_t tokens = 0;
   double seconds = 0;
 };
 
@@ -19,7 +20,7 @@ struct StepRecord {
 // for page faults and library set-up, is left out of that estimate.
 class Progress {
  public:
-  Progress(std::int64_t steps, std::int64_t interval, double tokens_per_step, double flops_per_token);
+  Progress(std::int64_t steps, std::int64_t interval, double flops_per_token);
   // Counts the step; tells of the first step, every `interval` steps, and the last one. The bar is also drawn
   // in between, a few times a second.
   void report(const StepRecord& record);
@@ -29,19 +30,19 @@ class Progress {
  private:
   // Sums since something was told.
   struct Interval {
-    std::int64_t steps = 0;
+    std::int64_t steps = 0, tokens = 0;
     double loss = 0, seconds = 0;
     void add(const StepRecord& record);
-    double mean_loss() const { return loss / static_cast<double>(steps); }
+    double tokens_per_second() const { return static_cast<double>(tokens) / seconds; }
+    std::string loss_text() const;  // "loss 4.1234", "mean loss 4.1234" over several steps
   };
-  double tokens_per_second(const Interval& interval) const;
   std::string position_of(const StepRecord& record) const;  // "  50/800   6%"
   std::string eta(const StepRecord& record) const;
   void print_line(const StepRecord& record);
   void draw_bar(const StepRecord& record);
 
   std::int64_t steps_, interval_;
-  double tokens_per_step_, flops_per_token_;
+  double flops_per_token_;
   bool bar_, lines_;
   Interval since_line_, since_bar_;
   std::int64_t steps_after_first_ = -1;

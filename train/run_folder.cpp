@@ -1,43 +1,26 @@
 #include "train/run_folder.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/token_source.h"
-#include "train/config_keys.h"
 
 namespace goat {
 
 namespace fs = std::filesystem;
 
 namespace {
+constexpr const char* config_file = "config.toml";
 constexpr const char* metrics_file = "metrics.jsonl";
+constexpr const char* summary_file = "summary.json";
+const std::string moving_aside = std::string(replaced_run) + ".partial";  // until all of it has been moved
 
-// Keys that decide which tensors a model has and what they mean.
-bool shapes_the_model(const std::string& key) {
-  static const std::vector<std::string> free = {"model.precision", "model.tf32", "model.recompute",
-                                                "prior.init", "prior.sink_init_scale"};
-  return (key.starts_with("model.") || key.starts_with("prior.") || key == "data.seq_len") &&
-         std::ranges::count(free, key) == 0;
-}
-
-// Refuses a config that cannot continue the checkpoint's run, and tells what else differs.
-void compare_configs(const Config& now, const FoundCheckpoint& checkpoint) {
-  Config before, current = now;
-  apply_toml(before, checkpoint.manifest.config, (checkpoint.folder / "state.json").string() + ": config");
-  const std::vector<Key> old_keys = config_keys(before), new_keys = config_keys(current);
-  for (std::size_t i = 0; i < new_keys.size(); ++i) {
-    const std::string was = value_as_toml(old_keys[i]), is = value_as_toml(new_keys[i]);
-    if (was == is) continue;
-    if (shapes_the_model(new_keys[i].name))
-      throw ConfigError("--resume: " + new_keys[i].name + " = " + is + ", but the run in the folder has " +
-                        was + "; a run is continued with the model it began with (or give another --out)");
-    std::fprintf(stderr, "note: resuming with %s = %s, which was %s\n", new_keys[i].name.c_str(), is.c_str(),
-                 was.c_str());
-  }
-}
+// What a run writes, config.toml first.
+constexpr std::array run_entries = {config_file, metrics_file, summary_file, "checkpoints",
+                                    "figures",   "analysis",   "tokenizer"};
 
 // Bytes of metrics.jsonl up to and with the last whole line of a step that the checkpoint holds.
 std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
@@ -54,20 +37,48 @@ std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
   return bytes;
 }
 
-// Whether the folder has nothing in it, or only what an interrupted first write left.
-bool is_empty_but_for_partial_files(const fs::path& path) {
-  return std::ranges::all_of(fs::directory_iterator(path),
-                             [](const auto& entry) { return entry.path().extension() == ".partial"; });
+bool is_there(const fs::path& path) { return fs::exists(fs::symlink_status(path)); }
+
+bool is_empty_file(const fs::path& path) {
+  std::error_code none;
+  return fs::file_size(path, none) == 0 && !none;
 }
 
-bool holds_a_run(const fs::path& path) {
-  if (fs::exists(path) && !fs::is_directory(path))
-    throw ConfigError("--out " + path.string() + ": exists and is not a folder");
-  if (!fs::exists(path) || is_empty_but_for_partial_files(path)) return false;
-  if (!fs::exists(path / "config.toml"))
+// Whether a step or a checkpoint of a run is here.
+bool holds_progress(const fs::path& path) {
+  return (is_there(path / metrics_file) && !is_empty_file(path / metrics_file)) ||
+         !checkpoint_folders(path).empty();
+}
+
+// What a start that was killed may leave, and folders without anything in them.
+bool is_leftover(const fs::directory_entry& entry) {
+  const fs::path name = entry.path().filename();
+  return name.extension() == ".partial" || name == RunLock::file_name || name == replaced_run ||
+         (entry.is_directory() && fs::is_empty(entry.path())) ||
+         (name == metrics_file && is_empty_file(entry.path()));
+}
+
+enum class Content { nothing, run, something_else };
+
+// A config.toml whose metrics.jsonl is empty is what a start that failed has left.
+Content content_of(const fs::path& path) {
+  if (!fs::exists(path)) return Content::nothing;
+  if (!fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
+  if (is_there(path / config_file))
+    return is_empty_file(path / metrics_file) && !holds_progress(path) ? Content::nothing : Content::run;
+  const bool vacant = std::ranges::all_of(fs::directory_iterator(path), is_leftover);
+  return vacant ? Content::nothing : Content::something_else;
+}
+
+void refuse_what_is_there(const fs::path& path, ExistingRun existing) {
+  const Content content = content_of(path);
+  if (content == Content::something_else)
     throw ConfigError("--out " + path.string() +
                       ": the folder holds files but no run (no config.toml); choose another folder");
-  return true;
+  if (content == Content::run && existing == ExistingRun::refuse)
+    throw ConfigError(
+        "--out " + path.string() +
+        ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
 }
 
 std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
@@ -81,36 +92,115 @@ std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
     std::fprintf(stderr, "note: no checkpoint in %s yet; the run starts from its beginning\n", run.c_str());
   return found;
 }
+
+void move_entries(const fs::path& from, const fs::path& to) {
+  for (const char* name : run_entries)
+    if (is_there(from / name)) fs::rename(from / name, to / name);
+}
+
+void remove_entries(const fs::path& path) {
+  for (const char* name : run_entries) fs::remove_all(path / name);
+}
+
+// A run that an --overwrite moved aside, wholly or in part, goes back to its place if the program was killed
+// before the new run had anything of its own.
+void take_back_old_run(const fs::path& path) {
+  if (is_there(path / moving_aside)) {
+    move_entries(path / moving_aside, path);
+    fs::remove_all(path / moving_aside);
+  } else if (is_there(path / replaced_run) && !holds_progress(path)) {
+    remove_entries(path);
+    move_entries(path / replaced_run, path);
+    fs::remove_all(path / replaced_run);
+  }
+}
 }  // namespace
 
-RunFolder::RunFolder(const fs::path& path, const Config& config, ExistingRun existing) : path_(path) {
-  if (holds_a_run(path)) {
-    if (existing == ExistingRun::refuse)
-      throw ConfigError(
-          "--out " + path.string() +
-          ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
-    if (existing == ExistingRun::overwrite) {
-      for (const char* name : {metrics_file, "summary.json", "checkpoints", "figures", "analysis"})
-        fs::remove_all(path / name);
-    } else {
-      resumed_ = checkpoint_to_resume(path);
-      if (resumed_) compare_configs(config, *resumed_);
-    }
+RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
+  refuse_what_is_there(path, existing);
+  make_folder();
+  try {
+    lock_.emplace(path);
+    take_back_old_run(path);
+    refuse_what_is_there(path, existing);  // again: it may have changed before it was locked
+    fresh_ = content_of(path) == Content::nothing;
+    overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
+    if (existing == ExistingRun::resume) resumed_ = checkpoint_to_resume(path);
+  } catch (...) {
+    remove_what_was_made();
+    throw;
   }
+}
+
+RunFolder::~RunFolder() { remove_what_was_made(); }
+
+void RunFolder::remove_what_was_made() {
+  lock_.reset();
+  if (established()) return;
+  std::error_code not_empty;
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, not_empty);
+}
+
+void RunFolder::make_folder() {
+  for (fs::path folder = fs::absolute(path_).lexically_normal(); !fs::exists(folder);
+       folder = folder.parent_path())
+    made_.insert(made_.begin(), folder);
   std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw std::runtime_error("cannot create run folder " + path.string() + ": " + error.message());
-  write_file_atomically(path / "config.toml", to_toml(config));  // first: it marks the folder as a run
-  fs::create_directories(path / "figures");
-  fs::create_directories(path / "checkpoints");
-  metrics_.emplace(path / metrics_file,
-                   resumed_ ? metrics_up_to(path / metrics_file, resumed_->manifest.state.step) : 0);
+  fs::create_directories(path_, error);
+  if (error) throw std::runtime_error("cannot create run folder " + path_.string() + ": " + error.message());
+}
+
+void RunFolder::establish(const Config& config) {
+  if (established()) return;
+  const std::uint64_t metrics_bytes =
+      resumed_ ? metrics_up_to(path_ / metrics_file, resumed_->manifest.state.step) : 0;
+  if (overwrite_) move_old_run_aside();
+  try {
+    write_file_atomically(path_ / config_file, to_toml(config));  // first: it marks the folder as a run
+    fs::remove(path_ / summary_file);  // of the run's earlier end, if it is resumed
+    fs::create_directories(path_ / "figures");
+    fs::create_directories(path_ / "checkpoints");
+    metrics_.emplace(path_ / metrics_file, metrics_bytes);
+  } catch (...) {
+    if (fresh_ || overwrite_) remove_entries(path_);
+    take_back_old_run(path_);
+    throw;
+  }
+}
+
+// Where an earlier --overwrite was killed before its first checkpoint, the run that it replaced is aside
+// already: that one is kept, and what the killed one began goes.
+void RunFolder::move_old_run_aside() {
+  if (is_there(path_ / replaced_run) && checkpoint_folders(path_).empty()) return remove_entries(path_);
+  fs::remove_all(path_ / replaced_run);
+  fs::create_directory(path_ / moving_aside);
+  move_entries(path_, path_ / moving_aside);
+  fs::rename(path_ / moving_aside, path_ / replaced_run);
 }
 
 void RunFolder::log_metrics(const nlohmann::json& line) { metrics_->write(line.dump()); }
 
 void RunFolder::write_summary(const nlohmann::json& summary) const {
-  write_file_atomically(path_ / "summary.json", summary.dump(2) + "\n");
+  write_file_atomically(path_ / summary_file, summary.dump(2) + "\n");
+}
+
+void RunFolder::checkpoint_stands() {
+  std::error_code ignored;
+  fs::remove_all(path_ / replaced_run, ignored);
+}
+
+std::string describe_run_folder(const fs::path& path) {
+  if (const auto holder = RunLock::holder(path)) return "in use: " + *holder + " is training there";
+  switch (content_of(path)) {
+    case Content::nothing: return "new";
+    case Content::something_else: return "holds files but no run: choose another folder";
+    case Content::run: break;
+  }
+  const std::vector<fs::path> checkpoints = checkpoint_folders(path);
+  return "holds a run (" +
+         (checkpoints.empty() ? "no checkpoint"
+                              : "newest checkpoint " + checkpoints.front().filename().string()) +
+         "): --resume continues it, --overwrite replaces it";
 }
 
 }  // namespace goat

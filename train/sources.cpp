@@ -1,5 +1,7 @@
 #include "train/sources.h"
 
+#include <filesystem>
+
 #include "data/copy_mixture.h"
 #include "data/shard_source.h"
 
@@ -16,6 +18,21 @@ std::unique_ptr<TokenSource> open_copy_mixture(const Config& config, bool valida
                          .validation = validation});
 }
 
+// The command that makes shards for this config where `pattern` looks for them.
+std::string how_to_prepare(const Config& config, const std::string& pattern) {
+  const std::string tokenizer = assumed_tokenizer(config);
+  const std::filesystem::path folder = std::filesystem::path(pattern).parent_path();
+  if (tokenizer.empty())
+    return "check data.train and data.val (relative paths begin in the current folder); the files hold the "
+           "tokens of "
+           "your own tokenizer, model.vocab = " +
+           std::to_string(config.model.vocab) + ", in the format of llm.c";
+  return "check data.train and data.val (relative paths begin in the current folder), or make shards from "
+         "text "
+         "files:\n  .venv/bin/python data/prepare.py text --tokenizer " +
+         tokenizer + " --out " + (folder.empty() ? "." : folder.string()) + " FILE...";
+}
+
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle) {
   return std::make_unique<ShardSource>(ShardOptions{.pattern = pattern,
                                                     .seq_len = config.data.seq_len,
@@ -23,9 +40,27 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
                                                     .bos = static_cast<std::int32_t>(config.data.bos),
                                                     .vocab = config.model.vocab,
                                                     .shuffle = shuffle,
-                                                    .seed = static_cast<std::uint64_t>(config.train.seed)});
+                                                    .seed = static_cast<std::uint64_t>(config.train.seed),
+                                                    .advice = how_to_prepare(config, pattern)});
 }
 }  // namespace
+
+std::string assumed_tokenizer(const Config& config) {
+  constexpr std::int64_t bytes = 256, gpt2 = 50257, padding = 128;
+  const std::int64_t vocab = config.model.vocab;
+  if (vocab >= bytes && vocab < bytes + padding) return "bytes";
+  if (vocab >= gpt2 && vocab < gpt2 + padding) return "gpt2";
+  return "";
+}
+
+std::string tokenizer_text(const Config& config, const TokenSource& data) {
+  if (!data.tokenizer().empty()) return data.tokenizer() + ", as meta.json beside the shards says";
+  const std::string assumed = assumed_tokenizer(config),
+                    vocab = "model.vocab = " + std::to_string(config.model.vocab);
+  if (assumed.empty())
+    return "unknown: no meta.json beside the shards, and " + vocab + " is neither bytes nor GPT-2's";
+  return assumed + ", assumed from " + vocab + ": no meta.json beside the shards";
+}
 
 std::unique_ptr<TokenSource> open_training_source(const Config& config) {
   if (config.data.source == "copy_mixture") return open_copy_mixture(config, false);
@@ -33,7 +68,7 @@ std::unique_ptr<TokenSource> open_training_source(const Config& config) {
 }
 
 std::unique_ptr<TokenSource> open_validation_source(const Config& config) {
-  if (config.eval.batches == 0) return nullptr;
+  if (config.eval.tokens == 0) return nullptr;
   if (config.data.source == "copy_mixture") return open_copy_mixture(config, true);
   return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false);
 }

@@ -1,9 +1,11 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <cstddef>
+#include <span>
 
+#include "train/evaluation.h"
 #include "train/model_parameters.h"
 #include "train/schedule.h"
 
@@ -21,14 +23,25 @@ TrainingPlan::TrainingPlan(const Config& config) {
   memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
 }
 
-Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation)
+Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
+                 const RunState& state)
     : config_(config),
       device_(device),
       training_(training),
       validation_(validation),
       plan_(config),
       model_(*plan_.model),
-      spikes_(config.train.spike_z, config.train.spike_window) {}
+      spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
+      watch_(config.model.vocab, state.best_loss),
+      state_(state),
+      steps_(steps_of_run(config, state)) {}
+
+std::int64_t steps_of_run(const Config& config, const RunState& state) {
+  if (config.train.steps) return config.train.steps;
+  const std::int64_t left = std::max<std::int64_t>(config.train.tokens - state.tokens, 0);
+  const std::int64_t tokens_a_step = config.train.batch * config.data.seq_len;
+  return state.step + left / tokens_a_step + (left % tokens_a_step != 0);
+}
 
 namespace {
 // The largest divisor of the batch below the present micro-batch whose plan fits.
@@ -52,7 +65,7 @@ void Trainer::require_memory() const {
 
 void Trainer::allocate() {
   plan_.memory.allocate(device_);
-  inputs_.resize(static_cast<std::size_t>(model_.shape().tokens()));
+  inputs_.resize(static_cast<std::size_t>(config_.train.batch * config_.data.seq_len));
   targets_.resize(inputs_.size());
   plan_.parameters.bind();
   model_.bind(device_);
@@ -62,39 +75,79 @@ void Trainer::initialize() {
   plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config_.train.seed));
 }
 
-void Trainer::restore(const std::filesystem::path& checkpoint, const RunState& state) {
+void Trainer::restore(const std::filesystem::path& checkpoint) {
   load_model(checkpoint, device_, plan_.parameters);
   load_optimizer(checkpoint, device_, plan_.parameters);
-  spikes_ = SpikeFilter(config_.train.spike_z, config_.train.spike_window, state.spike_window);
   StepState scalars{};
-  scalars.updates = state.updates;
-  scalars.consecutive_skips = static_cast<std::int32_t>(state.consecutive_skips);
+  scalars.updates = state_.updates;
+  scalars.consecutive_skips = static_cast<std::int32_t>(state_.consecutive_skips);
   device_.upload(plan_.state.data, &scalars, sizeof scalars);
 }
 
-StepState Trainer::step(std::int64_t step) {
-  auto* state = static_cast<StepState*>(plan_.state.data);
-  const float controls[] = {static_cast<float>(learning_rate(config_.train, step, config_.steps())),
+StepResult Trainer::step() {
+  const auto start = std::chrono::steady_clock::now();
+  const std::int64_t first = state_.sequences, batch = config_.train.batch;
+  read_step(first);
+  const auto counted = std::ranges::count_if(targets_, [](std::int32_t target) { return target >= 0; });
+  if (counted == 0)
+    throw DataError(
+        "training sequences " + std::to_string(first) + " to " + std::to_string(first + batch - 1) +
+        " have no target that counts in the loss; look at the data of this step, or raise train.batch");
+  const float weight = 1.0f / static_cast<float>(counted);
+
+  auto* scalars = static_cast<StepState*>(plan_.state.data);
+  const float controls[] = {static_cast<float>(learning_rate(config_.train, state_.step, steps_)),
                             spikes_.loss_limit(), spikes_.grad_norm_limit()};
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
-  const float weight = 1.0f / static_cast<float>(config_.train.batch * config_.data.seq_len);
-  device_.upload(&state->learning_rate, controls, sizeof controls);
-  device_.set_zero(&state->loss, sizeof state->loss);
+  device_.upload(&scalars->learning_rate, controls, sizeof controls);
+  device_.set_zero(&scalars->loss, sizeof scalars->loss);
 
   plan_.parameters.zero_gradients(device_);
-  for (std::int64_t done = 0; done < config_.train.batch; done += model_.shape().sequences) {
-    load(training_, static_cast<std::uint64_t>(step * config_.train.batch + done));
+  const std::span<const std::int32_t> inputs(inputs_), targets(targets_);
+  const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
+  for (std::size_t done = 0; done < inputs.size(); done += tokens) {
+    model_.load(device_, inputs.subspan(done, tokens), targets.subspan(done, tokens));
     model_.forward_backward(device_, weight);
-    device_.run(AddLoss{.state = state, .losses = model_.losses(), .weights = {}, .weight = weight});
+    device_.run(AddLoss{.state = scalars, .losses = model_.losses(), .weights = {}, .weight = weight});
   }
+  consistent_ = false;
+  update();
+  StepResult result{.scalars = {},
+                    .first_sequence = first,
+                    .sequences = batch,
+                    .tokens = std::ssize(inputs_),
+                    .divergence = {}};
+  device_.download(&result.scalars, scalars, sizeof result.scalars);
+  if (!result.scalars.skip_update) spikes_.add(result.scalars.loss, result.scalars.grad_norm);
+  result.divergence = watch_.add(result.scalars.loss);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  advance(result);
+  consistent_ = true;
+  return result;
+}
 
+void Trainer::advance(const StepResult& result) {
+  ++state_.step;
+  state_.sequences += result.sequences;
+  state_.tokens += result.tokens;
+  state_.updates = result.scalars.updates;
+  state_.consecutive_skips = result.scalars.consecutive_skips;
+  state_.skipped_updates += result.scalars.skip_update != 0;
+  state_.seconds += result.seconds;
+  state_.spike_window = spikes_.values();
+  state_.loss = result.scalars.loss;
+  state_.best_loss = watch_.best();
+}
+
+void Trainer::update() {
+  auto* scalars = static_cast<StepState*>(plan_.state.data);
   std::vector<Tensor> gradients;
   for (const auto& group : plan_.parameters.groups()) gradients.push_back(group.grad);
   device_.run(
-      GradientNorm{.state = state, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
+      GradientNorm{.state = scalars, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
   for (const auto& group : plan_.parameters.groups()) {
-    device_.run(AdamW{.state = state,
+    device_.run(AdamW{.state = scalars,
                       .param = group.value,
                       .master = {},
                       .m = group.m,
@@ -105,40 +158,25 @@ StepState Trainer::step(std::int64_t step) {
                       .eps = static_cast<float>(config_.train.eps),
                       .weight_decay = group.decay ? static_cast<float>(config_.train.weight_decay) : 0.0f});
   }
-  StepState result;
-  device_.download(&result, state, sizeof result);
-  if (!result.skip_update) spikes_.add(result.loss, result.grad_norm);
-  return result;
 }
 
 std::optional<double> Trainer::validate() {
-  if (!validation_ || config_.eval.batches == 0) return std::nullopt;
-  const auto per_batch = static_cast<std::uint64_t>(model_.shape().sequences);
-  const std::uint64_t wanted = per_batch * static_cast<std::uint64_t>(config_.eval.batches);
-  const std::uint64_t sequences = std::min(wanted, validation_->sequences());
-  const auto length = static_cast<std::size_t>(config_.data.seq_len);
-  std::vector<float> losses(inputs_.size());
-  double sum = 0, counted = 0;
-  for (std::uint64_t first = 0; first < sequences; first += per_batch) {
-    load(*validation_, first);
-    model_.forward(device_);
-    device_.download(losses.data(), model_.losses().data, model_.losses().bytes());
-    const std::size_t rows = static_cast<std::size_t>(std::min(per_batch, sequences - first)) * length;
-    for (std::size_t n = 0; n < rows; ++n) {
-      if (targets_[n] < 0) continue;
-      sum += static_cast<double>(losses[n]);
-      ++counted;
-    }
-  }
-  return sum / counted;
+  if (!validation_ || config_.eval.tokens == 0) return std::nullopt;
+  const std::int64_t length = config_.data.seq_len;
+  const std::int64_t wanted = std::max<std::int64_t>(config_.eval.tokens / length, 1);
+  const auto there = std::min(validation_->sequences(), static_cast<std::uint64_t>(wanted));
+  const Cut cut{.length = length, .sequences = static_cast<std::int64_t>(there)};
+  state_.validation_loss = measure_losses(model_, device_, *validation_, cut, false).nll();
+  return state_.validation_loss;
 }
 
-void Trainer::load(TokenSource& source, std::uint64_t first) {
+// The sequences of the step that begins with sequence `first`.
+void Trainer::read_step(std::int64_t first) {
   const auto length = static_cast<std::size_t>(config_.data.seq_len);
-  for (std::size_t b = 0; b < inputs_.size() / length; ++b)
-    source.read(first + b, std::span(inputs_).subspan(b * length, length),
-                std::span(targets_).subspan(b * length, length));
-  model_.load(device_, inputs_, targets_);
+  const std::span inputs(inputs_), targets(targets_);
+  for (std::size_t b = 0; b < inputs.size() / length; ++b)
+    training_.read(static_cast<std::uint64_t>(first) + b, inputs.subspan(b * length, length),
+                   targets.subspan(b * length, length));
 }
 
 }  // namespace goat

@@ -1,14 +1,16 @@
-// Trainer: one training step (micro-batches, clip, AdamW) and validation, over a model, its parameters and a
-// data source.
+// Trainer: training steps (micro-batches, clip, AdamW) and validation, over a model, its parameters and a
+// data source; owns the state of the run.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "data/token_source.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
+#include "train/divergence_watch.h"
 #include "train/model.h"
 #include "train/spike_filter.h"
 
@@ -29,31 +31,51 @@ struct TrainingPlan {
   Tensor state;  // one StepState
 };
 
+// What one step did.
+struct StepResult {
+  StepState scalars;
+  std::int64_t first_sequence = 0;  // of the training source, of those that the step read
+  std::int64_t sequences = 0;
+  std::int64_t tokens = 0;
+  double seconds = 0;
+  std::optional<std::string> divergence;  // see DivergenceWatch
+};
+
 class Trainer {
  public:
-  // Plans the memory; nothing is allocated yet. `validation` may be null.
-  Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation);
+  // Plans the memory; nothing is allocated yet. `validation` may be null; `state` is that of the checkpoint
+  // that the run continues from.
+  Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
+          const RunState& state = {});
 
   void require_memory() const;  // throws if the plan does not fit, naming the largest micro-batch that does
   void allocate();              // everything that was planned; then one of these:
   void initialize();            // draws the initial weights
-  void restore(const std::filesystem::path& checkpoint,
-               const RunState& state);  // continues from a checkpoint folder; throws DataError
+  void restore(const std::filesystem::path& checkpoint);  // reads weights and moments; throws DataError
 
-  // Runs step 0 <= step < steps: sequences step*batch .. step*batch + batch - 1 of the training source.
-  // Returns the step's scalars.
-  StepState step(std::int64_t step);
+  // The run's next step, on the next train.batch sequences of the training source. The loss and its gradient
+  // are means over the step's counted targets. Throws DataError, and what the device throws.
+  StepResult step();
 
-  // Mean loss, nats a token, over the first eval.batches micro-batches of the validation source (fewer if it
-  // holds fewer; the last one may be ragged). nullopt where there is none.
+  // Mean loss, nats a token, over the first eval.tokens tokens of the validation source, in whole sequences
+  // (at least one, fewer where it ends). nullopt where there is none.
   std::optional<double> validate();
 
+  // What the steps so far have reached, as a checkpoint remembers it.
+  const RunState& state() const { return state_; }
+  // Steps of the whole run. Where its length is given in tokens, those trained already count as they were.
+  std::int64_t steps() const { return steps_; }
+  bool finished() const { return state_.step >= steps_; }
+  // Whether weights, moments and state() belong together. They do not if a step broke off in its update.
+  bool consistent() const { return consistent_; }
+
   const ParameterSet& parameters() const { return plan_.parameters; }
-  const SpikeFilter& spikes() const { return spikes_; }
   const MemoryPlan& memory() const { return plan_.memory; }
 
  private:
-  void load(TokenSource& source, std::uint64_t first);
+  void read_step(std::int64_t first);
+  void update();
+  void advance(const StepResult& result);
 
   const Config config_;
   Device& device_;
@@ -62,7 +84,14 @@ class Trainer {
   TrainingPlan plan_;
   Model& model_;
   SpikeFilter spikes_;
-  std::vector<std::int32_t> inputs_, targets_;
+  DivergenceWatch watch_;
+  RunState state_;
+  const std::int64_t steps_;
+  bool consistent_ = true;
+  std::vector<std::int32_t> inputs_, targets_;  // [batch, T] of a step
 };
+
+// Steps of the whole run that `state` has come to: train.steps, or those that train.tokens still take.
+std::int64_t steps_of_run(const Config& config, const RunState& state);
 
 }  // namespace goat

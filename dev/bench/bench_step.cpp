@@ -75,7 +75,7 @@ class Run {
   void step(bool record) {
     device_.take();
     const double start = clock_();
-    trainer_.step(next_step_++ % config.steps());
+    trainer_.step();
     const double taken = clock_() - start;
     if (!record) return;
     seconds.push_back(taken);
@@ -92,7 +92,6 @@ class Run {
   TimedDevice device_;
   std::unique_ptr<TokenSource> source_;
   Trainer trainer_;
-  std::int64_t next_step_ = 0;
 };
 
 struct Row {
