@@ -44,15 +44,14 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
   if (name == "simt") {
     if (auto device = open_simt()) return device;
     throw std::invalid_argument(
-        "--device simt: this build has no simulated device; configure with -DGOAT_SIMT=ON (it needs the CUDA "
-        "headers)");
+        "--device simt: this build has no simulated device; `make SIMT=ON` builds it (some minutes)");
   }
   if (name == "cuda") {
     if (auto device = open_cuda()) return device;
     throw std::invalid_argument(
         has_cuda ? "--device cuda: no GPU answers (nvidia-smi says more); --device cpu needs none"
-                 : "--device cuda: this build has no cuda device; install nvcc and build again, or use "
-                   "--device cpu");
+                 : "--device cuda: this build has no cuda device; `make CUDA=ON` builds it (it needs nvcc), or "
+                   "use --device cpu");
   }
   if (name == "auto") {
     if (auto device = open_cuda()) {

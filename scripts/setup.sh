@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# Installs what building, testing and plotting need on Debian 12 or Ubuntu 24.04: apt packages and a Python environment in .venv. Where there is no
-# CUDA toolkit, its headers (not nvcc) go into .venv too: the simulated GPU is compiled with them. So does cuobjdump where nvcc comes without it.
+# Installs what is missing on Debian 12 or Ubuntu 24.04, apt packages and a Python environment in .venv: scripts/setup.sh [quickstart|test|lint]
+#   quickstart  what building, training and plotting need
+#   test        (default) also what the simulated GPU and its tests need: CUDA's headers (not nvcc) where there is no CUDA toolkit, and cuobjdump where
+#               nvcc comes without it, both as wheels in .venv
+#   lint        also clang's tools, for make lint, make format and make fuzz
 # Safe to run again: what is there is left alone. Where it may not install (no root, no sudo), it lists what is missing and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+purpose=${1:-test}
+[[ $purpose =~ ^(quickstart|test|lint)$ ]] || { echo "setup: '$purpose': quickstart, test or lint" >&2 && exit 2; }
 
-packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev catch2 clang clang-format clang-tidy libclang-rt-dev libomp-dev python3 python3-venv)
+packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev catch2 python3 python3-venv)
+[[ $purpose == lint ]] && packages+=(clang clang-format clang-tidy libclang-rt-dev libomp-dev)
 
 missing=()
 for package in "${packages[@]}"; do
@@ -29,17 +35,24 @@ if ((${#missing[@]})); then
 fi
 
 requirements=(scripts/requirements.txt)
-toolkit=$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/..
-[[ -e $toolkit/include/cuda_runtime.h || -e /usr/local/cuda/include/cuda_runtime.h || -e /usr/include/cuda_runtime.h ]] ||
-  requirements+=(scripts/requirements_cuda_headers.txt)
-if [[ -x $toolkit/bin/nvcc && ! -x $toolkit/bin/cuobjdump ]] && ! command -v cuobjdump >/dev/null; then
-  requirements+=(scripts/requirements_cuda_tools.txt)
+if [[ $purpose != quickstart ]]; then
+  toolkit=$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/..
+  [[ -e $toolkit/include/cuda_runtime.h || -e /usr/local/cuda/include/cuda_runtime.h || -e /usr/include/cuda_runtime.h ]] ||
+    requirements+=(scripts/requirements_cuda_headers.txt)
+  if [[ -x $toolkit/bin/nvcc && ! -x $toolkit/bin/cuobjdump ]] && ! command -v cuobjdump >/dev/null; then
+    requirements+=(scripts/requirements_cuda_tools.txt)
+  fi
 fi
-stamp=.venv/requirements.txt
-if ! cat "${requirements[@]}" | cmp -s - "$stamp"; then
-  echo "setup: Python environment in .venv"
+installed=.venv/installed  # a copy of each list whose packages are there
+lacking=()
+for list in "${requirements[@]}"; do
+  cmp -s "$list" "$installed/$(basename "$list")" || lacking+=("$list")
+done
+if ((${#lacking[@]})); then
+  echo "setup: Python packages of ${lacking[*]} in .venv"
   [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
-  cat "${requirements[@]}" >"$stamp"  # last: an interrupted installation is repeated
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${lacking[@]/#/--requirement=}"
+  mkdir -p "$installed"
+  cp "${lacking[@]}" "$installed"  # last: an interrupted installation is repeated
 fi
 echo "setup: everything is there"
