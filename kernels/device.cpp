@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cuda/open.h"
+#include "kernels/device_choice.h"
 
 namespace goat {
 
@@ -19,11 +20,20 @@ constexpr bool has_simt = true;
 constexpr bool has_simt = false;
 #endif
 
+GpuSearch find_gpu() {
+#ifdef GOAT_HAS_CUDA
+  return on_cuda::find_gpu();
+#else
+  return {};
+#endif
+}
+
 std::unique_ptr<Device> open_cuda() {
 #ifdef GOAT_HAS_CUDA
-  if (on_cuda::device_count() > 0) return on_cuda::open_device();
-#endif
+  return on_cuda::open_device();
+#else
   return nullptr;
+#endif
 }
 
 std::unique_ptr<Device> open_simt() {
@@ -36,7 +46,7 @@ std::unique_ptr<Device> open_simt() {
 }  // namespace
 
 std::unique_ptr<Device> open_device(const std::string& name, std::string* reason) {
-  const auto because = [&](const char* text) {
+  const auto because = [&](const std::string& text) {
     if (reason) *reason = text;
   };
   because("chosen with --device");
@@ -47,18 +57,14 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
         "--device simt: this build has no simulated device; `make SIMT=ON` builds it (some minutes)");
   }
   if (name == "cuda") {
-    if (auto device = open_cuda()) return device;
-    throw std::invalid_argument(
-        has_cuda ? "--device cuda: no GPU answers (nvidia-smi says more); --device cpu needs none"
-                 : "--device cuda: this build has no cuda device; `make CUDA=ON` builds it (it needs nvcc), or "
-                   "use --device cpu");
+    if (const std::string obstacle = obstacle_of(find_gpu()); !obstacle.empty())
+      throw std::invalid_argument("--device cuda: " + obstacle + ", or use --device cpu");
+    return open_cuda();
   }
   if (name == "auto") {
-    if (auto device = open_cuda()) {
-      because("a GPU answers");
-      return device;
-    }
-    because(has_cuda ? "no GPU answers" : "this build has no cuda device");
+    const DeviceChoice choice = choose_device(find_gpu());
+    because(choice.reason);
+    if (choice.name == "cuda") return open_cuda();
     return std::make_unique<CpuDevice>();
   }
   throw std::invalid_argument(std::string("--device ") + name + ": this build has the devices auto, cpu" +

@@ -74,8 +74,8 @@ class Device {
 };
 
 // Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why
-// it was chosen. Throws std::invalid_argument where this binary or machine lacks the device, saying what
-// would bring it.
+// it was chosen: of a GPU that cannot be used, what would make it usable. Throws std::invalid_argument where
+// this binary or machine lacks the device, saying what would bring it.
 std::unique_ptr<Device> open_device(const std::string& name, std::string* reason = nullptr);
 
 // Memory of a device that is released with its owner.

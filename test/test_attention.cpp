@@ -11,6 +11,10 @@
 #include "test/catch.h"
 #include "test/values.h"
 
+#ifdef GOAT_HAS_SIMT
+#include "test/simulated_gpu.h"
+#endif
+
 using namespace goat;
 using namespace goat::test;
 
@@ -311,3 +315,18 @@ TEST_CASE(
   CHECK(peak_mebibytes() - before < (reduced() ? 32 : 64));  // T x T floats would be 4096 (reduced: 64)
   CHECK(count_nan(on_device.dslope.values()) == 0);
 }
+
+#ifdef GOAT_HAS_SIMT
+TEST_CASE("attention forward and backward: match float64 on GPUs of every architecture", "[attention]") {
+  if (!simt_is_tested()) return;
+  const auto seed = fresh_seed();
+  INFO("GOAT_TEST_SEED=" << seed);
+  Rng rng(seed);
+  for (const int architecture : simulated_architectures) {
+    INFO("sm_" << architecture);
+    const SimulatedGpu device(architecture);
+    for (const Index head_dim : {32, 64, 128, 200})
+      check_attention(*device, {1, 40, 70, 1, head_dim, head_dim - 6, 4, true, true}, rng);
+  }
+}
+#endif

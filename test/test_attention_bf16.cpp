@@ -14,7 +14,7 @@
 #include "test/values.h"
 
 #ifdef GOAT_HAS_SIMT
-#include "kernels/simt/options.h"
+#include "test/simulated_gpu.h"
 #endif
 
 using namespace goat;
@@ -333,40 +333,19 @@ TEST_CASE("bf16 attention forward: a NaN in a key reaches the rows that see it a
 }
 
 #ifdef GOAT_HAS_SIMT
-namespace {
-// A simulated GPU of another architecture, for as long as this lives.
-class SimulatedGpu {
- public:
-  explicit SimulatedGpu(int architecture) {
-    on_simt::options().architecture = architecture;
-    device_ = open_device("simt");
-  }
-  SimulatedGpu(const SimulatedGpu&) = delete;
-  SimulatedGpu& operator=(const SimulatedGpu&) = delete;
-  ~SimulatedGpu() { on_simt::options() = usual_; }
-  Device& operator*() const { return *device_; }
-
- private:
-  on_simt::Options usual_ = on_simt::options();
-  std::unique_ptr<Device> device_;
-};
-
-bool simt_is_tested() {
-  const std::vector<std::string> names = device_names(DType::bf16);
-  return std::find(names.begin(), names.end(), "simt") != names.end();
-}
-}  // namespace
-
-TEST_CASE("bf16 attention: the tile shapes of GPUs with little shared memory match float64 too",
-          "[attention]") {
+TEST_CASE("bf16 attention: matches float64 on GPUs of every architecture", "[attention]") {
   if (!simt_is_tested()) return;
-  const SimulatedGpu device(86);
   const auto seed = fresh_seed();
   INFO("GOAT_TEST_SEED=" << seed);
   Rng rng(seed);
-  for (const Index head_dim : {32, 64, 128}) {
-    check_shape(*device, {1, 150, 150, 1, head_dim, head_dim - 6, 4, true, true}, rng);
-    check_shape(*device, {1, 70, 150, 1, head_dim, head_dim - 10, 8, false, false}, rng);
+  for (const int architecture : simulated_architectures) {
+    INFO("sm_" << architecture);
+    const SimulatedGpu device(architecture);
+    const Index length = architecture == 86 ? 150 : 70;
+    for (const Index head_dim : {32, 64, 128}) {
+      check_shape(*device, {1, length, length, 1, head_dim, head_dim - 6, 4, true, true}, rng);
+      check_shape(*device, {1, 33, length, 1, head_dim, head_dim - 10, 8, false, false}, rng);
+    }
   }
 }
 

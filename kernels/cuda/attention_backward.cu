@@ -119,15 +119,13 @@ void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int 
   with_tile_shape(
       arguments.head_dim, family,
       [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-        const std::int64_t elements = static_cast<std::int64_t>(batch) * arguments.heads *
-                                      DqSums<D>::tiles(arguments.queries) * DqSums<D>::tile_elements;
+        const std::int64_t elements = DqSums<D>::elements(batch, arguments);
         const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
         auto* dq_sum = static_cast<float*>(allocate(bytes));
         runtime::set_zero(dq_sum, bytes, stream);
         attention_backward_keys(arguments, batch, family, dq_sum, stream);
-        enqueue(attention_finish_dq_kernel<D>,
-                dim3(static_cast<unsigned>(divide_up(elements / 16, finish_threads))), dim3(finish_threads),
-                0, stream, arguments, dq_sum, elements / 16);
+        enqueue(attention_finish_dq_kernel<D>, divide_up(elements / 16, finish_threads), finish_threads, 0,
+                stream, arguments, dq_sum, elements / 16);
       });
 }
 
@@ -140,8 +138,7 @@ void attention_delta(const BackwardArguments<T>& arguments, int batch, Stream st
   const bool vectors =
       arguments.head_dim % Vector<T>::size == 0 && arguments.dout.aligned() && arguments.out.aligned();
   enqueue(vectors ? attention_delta_kernel<T, true> : attention_delta_kernel<T, false>,
-          dim3(static_cast<unsigned>(divide_up(rows, delta_threads / delta_lanes))), dim3(delta_threads), 0,
-          stream, arguments, rows);
+          divide_up(rows, delta_threads / delta_lanes), delta_threads, 0, stream, arguments, rows);
 }
 template void attention_delta<float>(const BackwardArguments<float>&, int, Stream);
 template void attention_delta<bf16>(const BackwardArguments<bf16>&, int, Stream);
@@ -154,11 +151,11 @@ void CudaDevice::launch(const AttentionBackward& op) {
     attention_delta<T>(arguments, batch, stream_);
     if constexpr (std::is_same_v<T, bf16>)
       if (arguments.head_dim <= 128 && arguments.aligned()) {
-        if (op.deterministic || !can_add_dq(arguments.head_dim, family())) {
-          attention_backward_queries(arguments, batch, family(), stream_);  // first: it corrects delta
-          return attention_backward_keys(arguments, batch, family(), nullptr, stream_);
+        if (op.deterministic || !can_add_dq(arguments.head_dim, family_)) {
+          attention_backward_queries(arguments, batch, family_, stream_);  // first: it corrects delta
+          return attention_backward_keys(arguments, batch, family_, nullptr, stream_);
         }
-        return attention_backward_any_order(arguments, batch, family(), stream_,
+        return attention_backward_any_order(arguments, batch, family_, stream_,
                                             [&](std::size_t bytes) { return scratch(bytes); });
       }
     attention_backward_ffma<T>(arguments, batch, stream_);

@@ -30,6 +30,11 @@ struct DqSums {
   static_assert(warps * fragments * fragment_elements == tile_elements);
   static __host__ __device__ int tiles(int query_count) { return (query_count + queries - 1) / queries; }
 
+  // Floats of a batch.
+  static std::int64_t elements(int batch, const BackwardArguments<bf16>& arguments) {
+    return static_cast<std::int64_t>(batch) * arguments.heads * tiles(arguments.queries) * tile_elements;
+  }
+
   // What a warp takes: queries from query() on, coordinates from 8 chunk() on.
   static __device__ __forceinline__ int query(int warp) { return warp % 4 * 16; }
   static __device__ __forceinline__ int chunk(int warp) { return warp / 4 * fragments; }

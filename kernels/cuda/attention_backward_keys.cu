@@ -475,19 +475,22 @@ template <int D, Family family>
 void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_sum, Stream stream) {
   using Shape = BackwardKeysTraits<D, family>;
   const bool prior = arguments.slope || arguments.dkey_bias || arguments.dslope;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.keys, Shape::keys)),
-                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
-  const dim3 block(Shape::threads);
-  if (!dq_sum) {
-    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, true>
-                              : attention_backward_keys_kernel<D, family, false, true>;
-    enqueue(kernel, grid, block, Shape::shared_bytes, stream, arguments, arguments.scale * log2_e, nullptr);
-  } else if constexpr (has_dq_form<D, family>) {
-    const auto kernel = prior ? attention_backward_keys_kernel<D, family, true, false>
-                              : attention_backward_keys_kernel<D, family, false, false>;
-    enqueue(kernel, grid, block, Shape::shared_bytes + 2 * Shape::ds_bytes, stream, arguments,
-            arguments.scale * log2_e, dq_sum);
-  }
+  const auto start = [&](auto kernel, int shared_bytes) {
+    for_each_part(batch, [&](int first, int sequences) {
+      const Grid grid(divide_up(arguments.keys, Shape::keys), arguments.heads, sequences);
+      float* const part = dq_sum ? dq_sum + DqSums<D>::elements(first, arguments) : nullptr;
+      enqueue(kernel, grid, Shape::threads, shared_bytes, stream, arguments.after(first),
+              arguments.scale * log2_e, part);
+    });
+  };
+  if (!dq_sum)
+    start(prior ? attention_backward_keys_kernel<D, family, true, true>
+                : attention_backward_keys_kernel<D, family, false, true>,
+          Shape::shared_bytes);
+  else if constexpr (has_dq_form<D, family>)
+    start(prior ? attention_backward_keys_kernel<D, family, true, false>
+                : attention_backward_keys_kernel<D, family, false, false>,
+          Shape::shared_bytes + 2 * Shape::ds_bytes);
 }
 
 }  // namespace

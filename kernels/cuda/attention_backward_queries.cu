@@ -211,12 +211,13 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
 template <int D, Family family>
 void launch_queries(const BackwardArguments<bf16>& arguments, int batch, Stream stream) {
   using Shape = BackwardQueriesTraits<D, family>;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Shape::queries)),
-                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
   const auto kernel = arguments.slope ? attention_backward_queries_kernel<D, family, true>
                                       : attention_backward_queries_kernel<D, family, false>;
-  enqueue(kernel, grid, dim3(Shape::threads), Shape::shared_bytes, stream, arguments,
-          arguments.scale * log2_e);
+  for_each_part(batch, [&](int first, int sequences) {
+    const Grid grid(divide_up(arguments.queries, Shape::queries), arguments.heads, sequences);
+    enqueue(kernel, grid, Shape::threads, Shape::shared_bytes, stream, arguments.after(first),
+            arguments.scale * log2_e);
+  });
 }
 
 }  // namespace

@@ -100,16 +100,16 @@ struct GradientRows {
 };
 
 // One block is stated, else ptxas keeps to fewer registers than there are and spills (sm_120); registers and
-// memory often hold two. grid (B H, blocks of keys, the first first: most queries see them)
+// memory often hold two. grid (B H, blocks of keys, from first_block up: most queries see the first)
 template <class T, int D>
 __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
-    keys_kernel(const BackwardArguments<T> arguments, bool aligned) {
+    keys_kernel(const BackwardArguments<T> arguments, int first_block, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
-  const int first_key = blockIdx.y * Tile::rows, warp_key = first_key + Tile::warp_row(),
-            thread_key = warp_key + thread_row();
+  const int first_key = (first_block + static_cast<int>(blockIdx.y)) * Tile::rows,
+            warp_key = first_key + Tile::warp_row(), thread_key = warp_key + thread_row();
   const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const std::int64_t query_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.queries;
@@ -186,15 +186,15 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
   }
 }
 
-// grid (B H, blocks of queries, the last first: they see most keys)
+// grid (B H, blocks of queries, from last_block down: the last see most keys)
 template <class T, int D>
 __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
-    queries_kernel(const BackwardArguments<T> arguments, bool aligned) {
+    queries_kernel(const BackwardArguments<T> arguments, int last_block, bool aligned) {
   using Tile = BackwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   const BackwardMemory<Tile> memory;
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
-  const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows,
+  const int first_query = (last_block - static_cast<int>(blockIdx.y)) * Tile::rows,
             warp_query = first_query + Tile::warp_row();
   const int thread_query = warp_query + thread_row(), lead = arguments.keys - arguments.queries;
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
@@ -262,13 +262,16 @@ template <class T>
 void attention_backward_ffma(const BackwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
     using Tile = BackwardTile<D>;
-    const auto run = [&](auto kernel, int length) {
-      const dim3 grid(static_cast<unsigned>(batch * arguments.heads),
-                      static_cast<unsigned>(divide_up(length, Tile::rows)));
-      enqueue(kernel, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments, arguments.aligned());
+    const std::int64_t heads = std::int64_t{batch} * arguments.heads;
+    const auto run = [&](auto kernel, const Grid& grid, int block) {
+      enqueue(kernel, grid, Tile::threads, Tile::shared_bytes, stream, arguments, block, arguments.aligned());
     };
-    run(keys_kernel<T, D>, arguments.keys);
-    run(queries_kernel<T, D>, arguments.queries);
+    for_each_part(divide_up(arguments.keys, Tile::rows),
+                  [&](int first, int count) { run(keys_kernel<T, D>, Grid(heads, count), first); });
+    const auto blocks = static_cast<int>(divide_up(arguments.queries, Tile::rows));
+    for_each_part(blocks, [&](int first, int count) {
+      run(queries_kernel<T, D>, Grid(heads, count), blocks - 1 - first);
+    });
   });
 }
 template void attention_backward_ffma(const BackwardArguments<float>&, int, Stream);

@@ -97,10 +97,10 @@ struct SoftmaxRows {
   }
 };
 
-// grid (B H, blocks of queries, the last first: they see most keys)
+// grid (B H, blocks of queries, from last_block down: the last see most keys)
 template <class T, int D>
 __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks)
-    forward_kernel(const ForwardArguments<T> arguments, bool aligned) {
+    forward_kernel(const ForwardArguments<T> arguments, int last_block, bool aligned) {
   using Tile = ForwardTile<D>;
   state_dynamic_shared<Tile::shared_bytes>();
   float* const q_tile = dynamic_shared<float>();
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
   float* const weights = kv_tile + Tile::column_floats;
 
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
-  const int first_query = (gridDim.y - 1 - blockIdx.y) * Tile::rows;
+  const int first_query = (last_block - static_cast<int>(blockIdx.y)) * Tile::rows;
   const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
   const int seen = arguments.causal ? min(first_query + lead + Tile::rows, arguments.keys) : arguments.keys;
   const int warp_query = first_query + Tile::warp_row();  // the warp's first
@@ -150,10 +150,12 @@ template <class T>
 void attention_forward_ffma(const ForwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
     using Tile = ForwardTile<D>;
-    const dim3 grid(static_cast<unsigned>(batch * arguments.heads),
-                    static_cast<unsigned>(divide_up(arguments.queries, Tile::rows)));
-    enqueue(forward_kernel<T, D>, grid, dim3(Tile::threads), Tile::shared_bytes, stream, arguments,
-            arguments.aligned());
+    const std::int64_t heads = std::int64_t{batch} * arguments.heads,
+                       blocks = divide_up(arguments.queries, Tile::rows);
+    for_each_part(blocks, [&](int first, int count) {
+      enqueue(forward_kernel<T, D>, Grid(heads, count), Tile::threads, Tile::shared_bytes, stream, arguments,
+              static_cast<int>(blocks) - 1 - first, arguments.aligned());
+    });
   });
 }
 template void attention_forward_ffma(const ForwardArguments<float>&, int, Stream);

@@ -309,9 +309,10 @@ void launch_forward(const ForwardArguments<bf16>& arguments, int batch, Stream s
   using Traits = ForwardTraits<D, family>;
   const auto kernel = arguments.slope ? attention_forward_kernel<D, family, true>
                                       : attention_forward_kernel<D, family, false>;
-  const dim3 grid(static_cast<unsigned>(divide_up(arguments.queries, Traits::queries)),
-                  static_cast<unsigned>(arguments.heads), static_cast<unsigned>(batch));
-  enqueue(kernel, grid, dim3(Traits::threads), Traits::shared_bytes, stream, arguments);
+  for_each_part(batch, [&](int first, int sequences) {
+    const Grid grid(divide_up(arguments.queries, Traits::queries), arguments.heads, sequences);
+    enqueue(kernel, grid, Traits::threads, Traits::shared_bytes, stream, arguments.after(first));
+  });
 }
 
 template <int D>
@@ -336,9 +337,9 @@ void CudaDevice::launch(const AttentionForward& op) {
     }
     if constexpr (std::is_same_v<T, bf16>)
       if (arguments.head_dim <= 128 && arguments.aligned()) {
-        if (arguments.head_dim <= 32) return launch_forward<32>(family(), arguments, batch, stream_);
-        if (arguments.head_dim <= 64) return launch_forward<64>(family(), arguments, batch, stream_);
-        return launch_forward<128>(family(), arguments, batch, stream_);
+        if (arguments.head_dim <= 32) return launch_forward<32>(family_, arguments, batch, stream_);
+        if (arguments.head_dim <= 64) return launch_forward<64>(family_, arguments, batch, stream_);
+        return launch_forward<128>(family_, arguments, batch, stream_);
       }
     attention_forward_ffma<T>(arguments, batch, stream_);
   });

@@ -23,6 +23,13 @@ struct Heads {
     return data + sequence * sequence_stride + head * head_stride;
   }
 
+  // The same tensor without its first `count` sequences.
+  Heads after(int count) const {
+    Heads rest = *this;
+    if (rest.data) rest.data += count * sequence_stride;
+    return rest;
+  }
+
   // Whether every row begins at a multiple of 16 bytes, so that it can be copied in 16-byte chunks.
   bool aligned() const {
     const auto whole = [](std::int64_t elements) {
@@ -59,6 +66,15 @@ struct ForwardArguments {
         queries(static_cast<int>(op.q.shape[1])),
         keys(static_cast<int>(op.k.shape[1])),
         head_dim(static_cast<int>(op.q.shape[3])) {}
+
+  // Of the batch without its first `count` sequences.
+  ForwardArguments after(int count) const {
+    ForwardArguments rest = *this;
+    for (Heads<const T>* operand : {&rest.q, &rest.k, &rest.v}) *operand = operand->after(count);
+    rest.out = out.after(count);
+    rest.lse += static_cast<std::int64_t>(count) * heads * queries;
+    return rest;
+  }
   bool aligned() const {
     return head_dim % 8 == 0 && out.aligned() && q.aligned() && k.aligned() && v.aligned();
   }
@@ -105,6 +121,23 @@ struct BackwardArguments {
         lanes(op.dq_lanes   ? static_cast<int>(op.dq_lanes.shape[3])
               : op.dk_lanes ? static_cast<int>(op.dk_lanes.shape[3])
                             : 0) {}
+
+  // Of the batch without its first `count` sequences.
+  BackwardArguments after(int count) const {
+    BackwardArguments rest = *this;
+    for (Heads<T>* gradient : {&rest.dq, &rest.dk, &rest.dv}) *gradient = gradient->after(count);
+    for (Heads<const T>* operand : {&rest.dout, &rest.out, &rest.q, &rest.k, &rest.v})
+      *operand = operand->after(count);
+    const std::int64_t query_rows = static_cast<std::int64_t>(count) * heads * queries,
+                       key_rows = static_cast<std::int64_t>(count) * heads * keys;
+    rest.delta += query_rows;
+    rest.lse += query_rows;
+    if (dq_lanes) rest.dq_lanes += query_rows * lanes;
+    if (dk_lanes) rest.dk_lanes += key_rows * lanes;
+    if (dkey_bias) rest.dkey_bias += key_rows;
+    if (dslope) rest.dslope += key_rows;
+    return rest;
+  }
   bool aligned() const {
     return head_dim % 8 == 0 && dq.aligned() && dk.aligned() && dv.aligned() && dout.aligned() &&
            out.aligned() && q.aligned() && k.aligned() && v.aligned();

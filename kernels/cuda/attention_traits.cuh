@@ -3,29 +3,60 @@
 // ptxas's report and the machine code against them.
 #pragma once
 
+#include <algorithm>
+#include <string>
+
 #include "kernels/cuda/target.cuh"
 
 namespace goat::GOAT_TARGET {
 
-// Architectures by the shared memory of a block: 163 KiB and more (sm_80, sm_90, ...), or 99 KiB (sm_86,
+// Shapes by the shared memory that a block may have: 163 KiB and more (sm_80, sm_90, ...), or 99 KiB (sm_86,
 // sm_89, sm_120).
 enum class Family { large_shared, small_shared };
 
-// `architecture` is 10 * compute capability as in __CUDA_ARCH__: 800 for sm_80.
-constexpr Family family_of(int architecture) {
-  return architecture == 860 || architecture == 890 || architecture / 100 == 12 ? Family::small_shared
-                                                                                : Family::large_shared;
+constexpr int shared_limit_of(Family family) { return (family == Family::large_shared ? 163 : 99) * 1024; }
+
+// Whether the code for an architecture holds a family's kernels; where it does not, they are left empty.
+// `architecture` is 10 * compute capability as in __CUDA_ARCH__: 800 for sm_80. Code for sm_80 also runs on
+// sm_86, and what is compiled from its PTX on every later GPU: both families are there. Only code that is
+// `specific` to its architecture (sm_90a) does without the small shapes, and code for GPUs with little shared
+// memory without the large ones.
+constexpr bool is_compiled(Family family, int architecture, bool specific) {
+  const bool little_shared = architecture == 860 || architecture == 890 || architecture / 100 == 12;
+  return family == Family::large_shared ? !little_shared : little_shared || !specific;
 }
 
-// Whether kernels of a family are compiled here; those of the other one are left empty, and
-// CudaDevice::family() never picks them.
 #if !GOAT_SIMT && defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || \
+    defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool specific_code = true;
+#else
+constexpr bool specific_code = false;
+#endif
 template <Family family>
-constexpr bool compiled_for = family == family_of(__CUDA_ARCH__);
+constexpr bool compiled_for = is_compiled(family, __CUDA_ARCH__, specific_code);
 #else
 template <Family family>
 constexpr bool compiled_for = true;
 #endif
+
+// The families in the code that was loaded for a GPU.
+struct LoadedFamilies {
+  bool large_shared, small_shared;
+};
+
+// The family whose kernels a GPU runs: `shared_limit` bytes are what a block may have there. Throws
+// std::runtime_error if none of the loaded ones fits.
+inline Family choose_family(std::size_t shared_limit, LoadedFamilies loaded) {
+  const auto fits = [&](Family family) {
+    return shared_limit >= static_cast<std::size_t>(shared_limit_of(family));
+  };
+  if (loaded.large_shared && fits(Family::large_shared)) return Family::large_shared;
+  if (loaded.small_shared && fits(Family::small_shared)) return Family::small_shared;
+  throw std::runtime_error("this binary has no attention kernels for a GPU with " +
+                           std::to_string(shared_limit) +
+                           " bytes of shared memory a block: build for its own architecture");
+}
 
 // Forward: a block owns `queries` rows, each warp 16 * row_tiles of them, and walks over the keys `keys` at a
 // time. Shared memory: Q, then `stages` pairs of K and V tiles, and the slope's terms of a tile's columns; O
@@ -134,6 +165,15 @@ struct BackwardQueriesTraits<128, family> : BackwardQueriesShape<128, 128, 32, 4
 template <int D, Family family>
 constexpr bool has_dq_form = BackwardKeysTraits<D, family>::shared_bytes +
                                  2 * BackwardKeysTraits<D, family>::ds_bytes <=
-                             (family == Family::large_shared ? 163 : 99) * 1024;
+                             shared_limit_of(family);
+
+// The most dynamic shared memory that a family's kernels take, in bytes.
+template <Family family, int... D>
+constexpr int most_shared_bytes =
+    std::max({ForwardTraits<D, family>::shared_bytes..., BackwardQueriesTraits<D, family>::shared_bytes...,
+              (BackwardKeysTraits<D, family>::shared_bytes +
+               (has_dq_form<D, family> ? 2 * BackwardKeysTraits<D, family>::ds_bytes : 0))...});
+static_assert(most_shared_bytes<Family::large_shared, 32, 64, 128> <= shared_limit_of(Family::large_shared));
+static_assert(most_shared_bytes<Family::small_shared, 32, 64, 128> <= shared_limit_of(Family::small_shared));
 
 }  // namespace goat::GOAT_TARGET

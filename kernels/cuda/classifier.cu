@@ -125,9 +125,8 @@ void CudaDevice::launch(const CrossEntropy& op) {
     T* logits = data_of<T>(op.logits);
     const auto kernel = vectorizable(logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T>
                                                            : cross_entropy_kernel<1, T>;
-    enqueue(kernel, static_cast<unsigned>(rows), threads, 0, stream_, logits, op.losses.as<float>(),
-            op.targets.as<std::int32_t>(), op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab,
-            padded_vocab, op.backward);
+    enqueue(kernel, rows, threads, 0, stream_, logits, op.losses.as<float>(), op.targets.as<std::int32_t>(),
+            op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab, padded_vocab, op.backward);
   });
 }
 

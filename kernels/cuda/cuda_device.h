@@ -65,13 +65,11 @@ class CudaDevice : public Device {
   // bytes.
   void* scratch(std::size_t bytes);
 
-  Family family() const { return family_of(code_architecture_); }
-
   DeviceInfo info_;
   Stream stream_{};
   std::unique_ptr<Gemm> gemm_;
   int multiprocessors_ = 1;
-  int code_architecture_ = 0;
+  Family family_ = Family::large_shared;  // of the tensor-core attention kernels
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;
 };

@@ -5,12 +5,23 @@
 
 namespace goat::GOAT_TARGET {
 
+namespace {
+// What was compiled is asked of the code itself: the driver chose it, or made it of PTX.
+__global__ void __launch_bounds__(32) report_families_kernel(LoadedFamilies* families) {
+  if (threadIdx.x == 0) *families = {compiled_for<Family::large_shared>, compiled_for<Family::small_shared>};
+}
+}  // namespace
+
 CudaDevice::CudaDevice() {
   const runtime::Hardware hardware = runtime::hardware();
   info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description};
   multiprocessors_ = hardware.multiprocessors;
-  code_architecture_ = hardware.code_architecture;
   stream_ = runtime::create_stream();
+  LoadedFamilies families{};
+  void* const answer = scratch(sizeof families);
+  enqueue(report_families_kernel, 1, 32, 0, stream_, static_cast<LoadedFamilies*>(answer));
+  runtime::download(&families, answer, sizeof families, stream_);
+  family_ = choose_family(hardware.shared_limit, families);
   gemm_ = std::make_unique<Gemm>(stream_);
 }
 
@@ -49,9 +60,6 @@ void* CudaDevice::scratch(std::size_t bytes) {
   return scratch_;
 }
 
-#if !GOAT_SIMT
-int device_count() { return runtime::device_count(); }
-#endif
 std::unique_ptr<Device> open_device() { return std::make_unique<CudaDevice>(); }
 
 }  // namespace goat::GOAT_TARGET

@@ -70,8 +70,8 @@ void enqueue_elementwise(Stream stream, const Operation& operation, std::int64_t
   const std::int64_t packs = aligned ? count / Operation::step : 0;
   const std::int64_t work = packs + (count - packs * Operation::step);
   if (work == 0) return;
-  enqueue(elementwise_kernel<Operation>, dim3(static_cast<unsigned>(divide_up(work, elementwise_threads))),
-          dim3(elementwise_threads), 0, stream, operation, packs, count);
+  enqueue(elementwise_kernel<Operation>, divide_up(work, elementwise_threads), elementwise_threads, 0, stream,
+          operation, packs, count);
 }
 
 template <class... T>

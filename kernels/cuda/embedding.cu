@@ -169,8 +169,8 @@ void CudaDevice::launch(const EmbeddingForward& op) {
     T *out = data_of<T>(op.out), *table = data_of<T>(op.table);
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(out, width) && aligned_to_16(table);
-    enqueue(vectors ? embedding_kernel<T, size> : embedding_kernel<T, 1>, dim3(static_cast<unsigned>(count)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, out,
+    enqueue(vectors ? embedding_kernel<T, size> : embedding_kernel<T, 1>, count,
+            threads_for_row(vectors ? width / size : width), 0, stream_, out,
             data_of<std::int32_t>(op.tokens), table, width);
   });
 }
@@ -195,10 +195,8 @@ void CudaDevice::launch(const EmbeddingBackward& op) {
       std::max(1, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(op.dtable.shape[0] - 1))));
   const std::int32_t* order = nullptr;
   for (int shift = 0; shift < bits; shift += digit_bits) {
-    enqueue(count_digits_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, counts, tokens,
-            order, count, shift);
-    enqueue(place_kernel, dim3(static_cast<unsigned>(tiles)), dim3(tile), 0, stream_, sorted, counts, tokens,
-            order, count, shift);
+    enqueue(count_digits_kernel, tiles, tile, 0, stream_, counts, tokens, order, count, shift);
+    enqueue(place_kernel, tiles, tile, 0, stream_, sorted, counts, tokens, order, count, shift);
     order = sorted;
     std::swap(sorted, other);
   }
@@ -206,11 +204,11 @@ void CudaDevice::launch(const EmbeddingBackward& op) {
     T *dtable = data_of<T>(op.dtable), *dout = data_of<T>(op.dout);
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(dout, width) && aligned_to_16(dtable);
-    enqueue(vectors ? add_runs_kernel<T, size> : add_runs_kernel<T, 1>, dim3(static_cast<unsigned>(chunks)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, dtable, partials, dout, tokens,
+    enqueue(vectors ? add_runs_kernel<T, size> : add_runs_kernel<T, 1>, chunks,
+            threads_for_row(vectors ? width / size : width), 0, stream_, dtable, partials, dout, tokens,
             order, count, width);
-    enqueue(add_partials_kernel<T>, dim3(static_cast<unsigned>(chunks)), dim3(threads_for_row(width)), 0,
-            stream_, dtable, partials, tokens, order, count, width);
+    enqueue(add_partials_kernel<T>, chunks, threads_for_row(width), 0, stream_, dtable, partials, tokens,
+            order, count, width);
   });
 }
 

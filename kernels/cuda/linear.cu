@@ -14,14 +14,17 @@ constexpr int finish_warps = 32;  // of a block that adds the slices
 constexpr int spread_threads = 256;
 
 // partial[slice, c] = sum of matrix[row, c] over the slice's rows. A lane owns `width` columns (16 bytes, or
-// one where rows do not start on 16 bytes).
+// one where rows do not start on 16 bytes). Block tile * slices + slice takes a slice of a tile of columns.
 template <int width, class T>
 __global__ void __launch_bounds__(32 * warps)
-    column_sums_kernel(double* partial, const T* matrix, std::int64_t rows, std::int64_t columns) {
+    column_sums_kernel(double* partial, const T* matrix, std::int64_t rows, std::int64_t columns,
+                       unsigned slices) {
   GOAT_SHARED(warp_sums, float[warps][32 * width]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.y) * 32 * width, column = tile + lane * width;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * slice_rows,
+  const unsigned slice = blockIdx.x % slices;
+  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x / slices) * 32 * width,
+                     column = tile + lane * width;
+  const std::int64_t first = static_cast<std::int64_t>(slice) * slice_rows,
                      last = first + slice_rows < rows ? first + slice_rows : rows;
   float sums[width] = {};
   if (column < columns) {
@@ -38,7 +41,7 @@ __global__ void __launch_bounds__(32 * warps)
   for (int c = threadIdx.x; c < 32 * width && tile + c < columns; c += 32 * warps) {
     double total = 0;
     for (int w = 0; w < warps; ++w) total += warp_sums[w][c];
-    partial[blockIdx.x * columns + tile + c] = total;
+    partial[slice * columns + tile + c] = total;
   }
 }
 
@@ -79,8 +82,8 @@ void CudaDevice::launch(const LinearForward& op) {
   const bool spread =
       op.bias && elements > 0 && !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias);
   if (spread) {
-    const auto blocks = static_cast<unsigned>(
-        std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_));
+    const std::int64_t blocks =
+        std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_);
     with_element_type(op.out.dtype, [&](auto type) {
       using T = decltype(type);
       enqueue(spread_rows_kernel<T>, blocks, spread_threads, 0, stream_, data_of<T>(op.out),
@@ -109,11 +112,11 @@ void CudaDevice::launch(const LinearBackwardWeight& op) {
     const T* dout = data_of<T>(op.dout);
     const bool vectors = vectorizable(dout, columns);
     const int width = vectors ? Vector<T>::size : 1;
-    const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(divide_up(columns, 32 * width)));
-    enqueue(vectors ? column_sums_kernel<Vector<T>::size, T> : column_sums_kernel<1, T>, grid, 32 * warps, 0,
-            stream_, partial, dout, rows, columns);
-    enqueue(add_slices_kernel<T>, static_cast<unsigned>(divide_up(columns, 32)), 32 * finish_warps, 0,
-            stream_, data_of<T>(op.dbias), partial, slices, columns);
+    enqueue(vectors ? column_sums_kernel<Vector<T>::size, T> : column_sums_kernel<1, T>,
+            slices * divide_up(columns, 32 * width), 32 * warps, 0, stream_, partial, dout, rows, columns,
+            static_cast<unsigned>(slices));
+    enqueue(add_slices_kernel<T>, divide_up(columns, 32), 32 * finish_warps, 0, stream_, data_of<T>(op.dbias),
+            partial, slices, columns);
   });
 }
 

@@ -170,8 +170,8 @@ void enqueue_norm_forward(Stream stream, const NormForward<T>& op) {
   const bool vectors =
       vectorizable(op.x, op.width) && aligned_to_16(op.out, op.sum, op.residual, op.weight, op.bias);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
-    const auto blocks = static_cast<unsigned>(divide_up(op.rows, Layout::rows));
-    enqueue(norm_forward_kernel<T, centred, Layout>, dim3(blocks), dim3(Layout::threads), 0, stream, op);
+    enqueue(norm_forward_kernel<T, centred, Layout>, divide_up(op.rows, Layout::rows), Layout::threads, 0,
+            stream, op);
   });
 }
 
@@ -310,12 +310,11 @@ void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* part
   const int columns = (centred ? 2 : 1) * op.width;
   const bool vectors = vectorizable(op.dout, op.width) && aligned_to_16(op.dsum, op.sum, op.weight);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
-    enqueue(norm_backward_kernel<T, centred, Layout>, dim3(static_cast<unsigned>(op.blocks())),
-            dim3(Layout::threads), norm_backward_shared_bytes<Layout, centred>, stream, op, partials,
-            op.block_rows());
+    enqueue(norm_backward_kernel<T, centred, Layout>, op.blocks(), Layout::threads,
+            norm_backward_shared_bytes<Layout, centred>, stream, op, partials, op.block_rows());
   });
-  enqueue(norm_add_partials_kernel<T>, dim3(static_cast<unsigned>(divide_up(columns, 32))), dim3(32 * slices),
-          0, stream, op.dweight, op.dbias, partials, op.blocks(), op.width, columns);
+  enqueue(norm_add_partials_kernel<T>, divide_up(columns, 32), 32 * slices, 0, stream, op.dweight, op.dbias,
+          partials, op.blocks(), op.width, columns);
 }
 
 }  // namespace goat::GOAT_TARGET

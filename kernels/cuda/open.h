@@ -4,9 +4,10 @@
 #include <memory>
 
 #include "kernels/device.h"
+#include "kernels/device_choice.h"
 
 namespace goat::on_cuda {
-int device_count();  // 0 where no GPU answers
+GpuSearch find_gpu();
 std::unique_ptr<Device> open_device();
 }  // namespace goat::on_cuda
 

@@ -291,8 +291,7 @@ void CudaDevice::launch(const AdamW& op) {
                                          op.rounding == Rounding::stochastic,
                                          op.seed,
                                          vectors};
-      enqueue(adamw_kernel<P, G>, static_cast<unsigned>(blocks), adamw_threads, 0, stream_, op.state,
-              operands);
+      enqueue(adamw_kernel<P, G>, blocks, adamw_threads, 0, stream_, op.state, operands);
     });
   });
 }

@@ -14,7 +14,7 @@ namespace goat::GOAT_TARGET {
 namespace {
 constexpr int threads = 256, warps = threads / 32;
 
-unsigned blocks_for(std::int64_t items) { return static_cast<unsigned>(divide_up(items, threads)); }
+std::int64_t blocks_for(std::int64_t items) { return divide_up(items, threads); }
 
 template <class Frequency>
 __global__ void __launch_bounds__(threads)
@@ -34,10 +34,9 @@ void CudaDevice::launch(const FourierTable& op) {
   const std::int64_t rows = op.table.shape[0], modes = op.table.shape[1];
   if (rows * modes == 0) return;
   const auto fill = [&](auto* frequency) {
-    enqueue(fourier_table_kernel<std::remove_pointer_t<decltype(frequency)>>, dim3(blocks_for(rows * modes)),
-            dim3(threads), 0, stream_, data_of<float>(op.table), frequency,
-            data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
-            static_cast<int>(op.positions.shape[1]));
+    enqueue(fourier_table_kernel<std::remove_pointer_t<decltype(frequency)>>, blocks_for(rows * modes),
+            threads, 0, stream_, data_of<float>(op.table), frequency, data_of<std::int32_t>(op.positions),
+            rows, static_cast<int>(modes), static_cast<int>(op.positions.shape[1]));
   };
   if (op.frequency.dtype == DType::f64)
     fill(data_of<double>(op.frequency));
@@ -139,8 +138,7 @@ void CudaDevice::launch(const PriorLanesForward& op) {
     arguments.paired = arguments.lane_dim % 2 == 0 && pair_aligned(arguments.q) && pair_aligned(arguments.k);
     const std::int64_t items =
         (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
-    const dim3 grid(static_cast<unsigned>(x.shape[1]),
-                    static_cast<unsigned>(std::min<std::int64_t>(x.shape[0], 65535)));
+    const Grid grid(x.shape[1], std::min(x.shape[0], Grid::most_yz()));
     const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, threads)));
     enqueue(prior_lanes_kernel<T>, grid, block, 0, stream_, arguments);
   });
@@ -220,13 +218,13 @@ __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBac
   sums[count] += at >= 0 ? 1 : 0;
 }
 
-// Block (tile, h, slice) leaves its sums in partial. Thread (group, column) adds up every groups-th row of
-// the tile for one mode: consecutive threads read consecutive pairs of lanes. The groups are then added up in
-// a tree.
+// Block (slice * tiles + tile, h) leaves its sums in partial. Thread (group, column) adds up every groups-th
+// row of the tile for one mode: consecutive threads read consecutive pairs of lanes. The groups are then
+// added up in a tree.
 __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(shared, double[lane_sums][threads]);
-  const int tile = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y),
-            slice = static_cast<int>(blockIdx.z);
+  const int partition = static_cast<int>(blockIdx.x), tile = partition % op.tiles,
+            slice = partition / op.tiles, h = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x), groups = threads / op.columns,
             group = thread / op.columns;
   const int first_b = slice * slice_sequences, last_b = min(op.batch, first_b + slice_sequences);
@@ -324,9 +322,9 @@ void CudaDevice::launch(const PriorLanesBackward& op) {
   const std::int64_t partials =
       static_cast<std::int64_t>(heads) * modes * lane_sums * arguments.tiles * arguments.slices;
   arguments.partial = static_cast<double*>(scratch(static_cast<std::size_t>(partials) * sizeof(double)));
-  enqueue(sum_lane_gradients_kernel, dim3(arguments.tiles, heads, arguments.slices), dim3(threads), 0,
-          stream_, arguments);
-  enqueue(finish_lane_gradients_kernel, dim3(modes), dim3(threads), 0, stream_, arguments);
+  enqueue(sum_lane_gradients_kernel, Grid(std::int64_t{arguments.tiles} * arguments.slices, heads), threads,
+          0, stream_, arguments);
+  enqueue(finish_lane_gradients_kernel, modes, threads, 0, stream_, arguments);
 }
 
 namespace {
@@ -350,15 +348,15 @@ __global__ void __launch_bounds__(threads)
 void CudaDevice::launch(const SoftplusForward& op) {
   const std::int64_t elements = op.out.elements();
   if (elements == 0) return;
-  enqueue(softplus_forward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_,
-          data_of<float>(op.out), data_of<float>(op.x), elements);
+  enqueue(softplus_forward_kernel, blocks_for(elements), threads, 0, stream_, data_of<float>(op.out),
+          data_of<float>(op.x), elements);
 }
 
 void CudaDevice::launch(const SoftplusBackward& op) {
   const std::int64_t elements = op.dx.elements();
   if (elements == 0) return;
-  enqueue(softplus_backward_kernel, dim3(blocks_for(elements)), dim3(threads), 0, stream_,
-          data_of<float>(op.dx), data_of<float>(op.dout), data_of<float>(op.x), elements);
+  enqueue(softplus_backward_kernel, blocks_for(elements), threads, 0, stream_, data_of<float>(op.dx),
+          data_of<float>(op.dout), data_of<float>(op.x), elements);
 }
 
 }  // namespace goat::GOAT_TARGET

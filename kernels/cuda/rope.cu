@@ -72,8 +72,8 @@ void CudaDevice::launch(const Rope& op) {
     const bool vectors =
         half % Vector<T>::size == 0 && q.aligned() && k.aligned() && vectorizable(table, 2 * half);
     const std::int64_t items = (op.q && op.k ? 2 : 1) * heads * (half / (vectors ? Vector<T>::size : 1));
-    const dim3 grid(rows, std::min(batch, 65535)),
-        block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, most_threads)));
+    const Grid grid(rows, std::min<std::int64_t>(batch, Grid::most_yz()));
+    const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, most_threads)));
     enqueue(vectors ? rope_kernel<T, true> : rope_kernel<T, false>, grid, block, 0, stream_, q, k, table,
             batch, heads, half, op.backward ? -1.0f : 1.0f);
   });

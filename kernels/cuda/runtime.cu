@@ -3,30 +3,67 @@
 
 #include <new>
 
-namespace goat::on_cuda::runtime {
+#include "kernels/cuda/open.h"
+
+namespace goat::on_cuda {
 
 namespace {
 __global__ void __launch_bounds__(32) probe() {}
-}  // namespace
 
-int device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();
-  return 0;
-}
-
-Hardware hardware() {
+cudaDeviceProp current_device() {
   int device = 0;
   check_cuda(cudaGetDevice(&device));
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device));
+  return properties;
+}
+
+std::string capability_of(const cudaDeviceProp& gpu) {
+  return "compute capability " + std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+}
+
+// Whether a kernel failed to load because nothing that was compiled suits the GPU, rather than because the
+// GPU is out of order or taken.
+bool is_missing_code(cudaError_t status) {
+  return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+         status == cudaErrorInvalidKernelImage || status == cudaErrorInvalidPtx ||
+         status == cudaErrorUnsupportedPtxVersion || status == cudaErrorJitCompilationDisabled;
+}
+
+// CUDA's words for a failure, which is forgotten.
+std::string words_for(cudaError_t status) {
+  cudaGetLastError();
+  return cudaGetErrorString(status);
+}
+}  // namespace
+
+GpuSearch find_gpu() {
+  using Result = GpuSearch::Result;
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess)
+    return {Result::none, "", "", words_for(status)};
+  if (count == 0) return {Result::none};
+  const cudaDeviceProp gpu = current_device();
+  GpuSearch search{
+      Result::found, std::string(gpu.name) + ", " + capability_of(gpu),
+      std::to_string(gpu.major) + std::to_string(gpu.minor) + (gpu.major == 9 && gpu.minor == 0 ? "a" : "")};
   cudaFuncAttributes code{};
-  check_cuda(cudaFuncGetAttributes(&code, probe));
-  return {std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) +
-              " SMs, compute capability " + std::to_string(properties.major) + "." +
-              std::to_string(properties.minor),
-          properties.multiProcessorCount, 10 * code.ptxVersion};
+  if (gpu.major < 8) {
+    search.result = Result::too_old;
+  } else if (const cudaError_t status = cudaFuncGetAttributes(&code, probe); status != cudaSuccess) {
+    search.result = is_missing_code(status) ? Result::no_code : Result::none;
+    search.error = words_for(status);
+  }
+  return search;
+}
+
+namespace runtime {
+
+Hardware hardware() {
+  const cudaDeviceProp gpu = current_device();
+  return {
+      std::string(gpu.name) + ", " + std::to_string(gpu.multiProcessorCount) + " SMs, " + capability_of(gpu),
+      gpu.multiProcessorCount, gpu.sharedMemPerBlockOptin};
 }
 
 Stream create_stream() {
@@ -74,4 +111,6 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
-}  // namespace goat::on_cuda::runtime
+}  // namespace runtime
+
+}  // namespace goat::on_cuda

@@ -11,11 +11,9 @@ namespace goat::GOAT_TARGET::runtime {
 struct Hardware {
   std::string description;  // "NVIDIA H100 80GB HBM3, 132 SMs, compute capability 9.0"
   int multiprocessors = 1;
-  int code_architecture =
-      0;  // __CUDA_ARCH__ of the code that runs on it: 800 where a build for sm_80 runs on sm_86
+  std::size_t shared_limit = 0;  // bytes of shared memory that a block may have
 };
 
-int device_count();  // 0 where there is no GPU or no driver
 Hardware hardware();
 Stream create_stream();
 void destroy_stream(Stream stream) noexcept;

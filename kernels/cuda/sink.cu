@@ -38,10 +38,10 @@ __global__ void __launch_bounds__(threads)
 void CudaDevice::launch(const SinkFeatures& op) {
   const std::int64_t rows = op.features.shape[0], modes = op.frequency.shape[0];
   if (rows == 0) return;
-  enqueue(sink_features_kernel, dim3(static_cast<unsigned>(divide_up(rows * (modes + 1), threads))),
-          dim3(threads), 0, stream_, data_of<float>(op.features), data_of<double>(op.frequency),
-          data_of<std::int32_t>(op.positions), rows, static_cast<int>(modes),
-          static_cast<int>(op.positions.shape[1]), static_cast<double>(op.train_length));
+  enqueue(sink_features_kernel, divide_up(rows * (modes + 1), threads), threads, 0, stream_,
+          data_of<float>(op.features), data_of<double>(op.frequency), data_of<std::int32_t>(op.positions),
+          rows, static_cast<int>(modes), static_cast<int>(op.positions.shape[1]),
+          static_cast<double>(op.train_length));
 }
 
 namespace {
@@ -123,8 +123,7 @@ void CudaDevice::launch(const SinkForward& op) {
                                        static_cast<int>(op.hidden.shape[1]),
                                        static_cast<int>(op.key_bias.shape[0])};
   if (arguments.rows == 0) return;
-  enqueue(sink_forward_kernel, dim3(static_cast<unsigned>(divide_up(arguments.rows, 32))), dim3(threads), 0,
-          stream_, arguments);
+  enqueue(sink_forward_kernel, divide_up(arguments.rows, 32), threads, 0, stream_, arguments);
 }
 
 namespace {
@@ -243,19 +242,17 @@ void CudaDevice::launch(const SinkBackward& op) {
                      outputs =
                          static_cast<std::int64_t>(arguments.width + 1 + arguments.heads) * arguments.units;
   if (sums == 0) return;
-  enqueue(sum_over_batch_kernel, dim3(static_cast<unsigned>(divide_up(sums, threads))), dim3(threads), 0,
-          stream_, data_of<float>(op.dkey_bias_sum), data_of<float>(op.dbump), data_of<float>(op.dkey_bias),
+  enqueue(sum_over_batch_kernel, divide_up(sums, threads), threads, 0, stream_,
+          data_of<float>(op.dkey_bias_sum), data_of<float>(op.dbump), data_of<float>(op.dkey_bias),
           static_cast<int>(op.dkey_bias.shape[0]), arguments.heads, arguments.rows);
   if (outputs == 0) return;
   arguments.partition_rows = tile_rows * divide_up(arguments.rows, 256 * tile_rows);
   arguments.partitions = static_cast<int>(divide_up(arguments.rows, arguments.partition_rows));
   arguments.partial = static_cast<double*>(
       scratch(static_cast<std::size_t>(outputs * arguments.partitions) * sizeof(double)));
-  enqueue(sink_backward_kernel,
-          dim3(arguments.partitions, static_cast<unsigned>(divide_up(arguments.units, 32))), dim3(threads), 0,
+  enqueue(sink_backward_kernel, Grid(arguments.partitions, divide_up(arguments.units, 32)), threads, 0,
           stream_, arguments);
-  enqueue(finish_sink_gradients_kernel, dim3(static_cast<unsigned>(divide_up(outputs, warps))), dim3(threads),
-          0, stream_, arguments);
+  enqueue(finish_sink_gradients_kernel, divide_up(outputs, warps), threads, 0, stream_, arguments);
 }
 
 }  // namespace goat::GOAT_TARGET

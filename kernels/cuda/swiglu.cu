@@ -70,8 +70,8 @@ void CudaDevice::launch(const SwigluForward& op) {
     const Rows<T> out(op.out), gate(op.gate), up(op.up);
     const bool vectors = out.in_vectors(width) && gate.in_vectors(width) && up.in_vectors(width);
     constexpr int size = Vector<T>::size;
-    enqueue(vectors ? swiglu_kernel<T, size> : swiglu_kernel<T, 1>, dim3(static_cast<unsigned>(rows)),
-            dim3(threads_for_row(vectors ? width / size : width)), 0, stream_, out, gate, up, width);
+    enqueue(vectors ? swiglu_kernel<T, size> : swiglu_kernel<T, 1>, rows,
+            threads_for_row(vectors ? width / size : width), 0, stream_, out, gate, up, width);
   });
 }
 
@@ -85,9 +85,8 @@ void CudaDevice::launch(const SwigluBackward& op) {
     const bool vectors = dgate.in_vectors(width) && dup.in_vectors(width) && dout.in_vectors(width) &&
                          gate.in_vectors(width) && up.in_vectors(width);
     constexpr int size = Vector<T>::size;
-    enqueue(vectors ? swiglu_gradient_kernel<T, size> : swiglu_gradient_kernel<T, 1>,
-            dim3(static_cast<unsigned>(rows)), dim3(threads_for_row(vectors ? width / size : width)), 0,
-            stream_, dgate, dup, dout, gate, up, width);
+    enqueue(vectors ? swiglu_gradient_kernel<T, size> : swiglu_gradient_kernel<T, 1>, rows,
+            threads_for_row(vectors ? width / size : width), 0, stream_, dgate, dup, dout, gate, up, width);
   });
 }
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/grid.h"
+
 #if defined(__CUDACC__)
-#define GOAT_SIMT 0
-#define GOAT_TARGET on_cuda
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -47,16 +47,22 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* place) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...).
+// Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...). Throws std::runtime_error for a
+// launch that a GPU refuses.
 template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream stream,
+void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream stream,
              Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
+  if (const std::string fault = launch_fault(grid, block); !fault.empty()) {
+    const char* name = "";
+    cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel));
+    throw std::runtime_error(std::string("CUDA: ") + name + " cannot start: " + fault);
+  }
   if (shared_bytes > 48 * 1024)  // more than this has to be asked for
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)));
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
+  config.gridDim = checked_size(grid);
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
@@ -72,7 +78,5 @@ using SharedType = T;  // lets GOAT_SHARED take array types
 #define GOAT_SHARED(name, ...) __shared__ ::goat::on_cuda::SharedType<__VA_ARGS__> name
 
 #else
-#define GOAT_SIMT 1
-#define GOAT_TARGET on_simt
 #include "kernels/simt/simt.h"
 #endif

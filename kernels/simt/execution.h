@@ -9,6 +9,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "kernels/cuda/grid.h"
+
 namespace goat::on_simt {
 
 using Stream = cudaStream_t;
@@ -109,12 +111,12 @@ struct KernelCall {
   void (*run)(void* arguments);
   void* arguments;
 };
-void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
+void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
 
 // Runs kernel<<<grid, block, shared_bytes>>>(arguments...), complete on return. Throws std::runtime_error for
 // what a GPU would refuse and for every defect found while it ran; the device can be used again afterwards.
 template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, Stream,
+void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream,
              Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
   struct Call {

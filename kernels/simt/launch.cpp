@@ -139,18 +139,9 @@ int processors_of_this_process() {
   throw std::runtime_error("simt: " + kernel_name(launch.call.kernel) + " cannot start: " + reason);
 }
 
-void check_limits(const Launch& launch) {
-  const dim3 block = launch.block, grid = launch.grid;
-  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+void check_limits(const Launch& launch, const Grid& grid) {
   if (current_worker) refuse(launch, "a kernel cannot enqueue a kernel");
-  if (threads == 0 || threads > 1024 || block.z > 64)
-    refuse(launch, formatted("a block of (%u,%u,%u) = %llu threads; 1 to 1024 are allowed, at most 64 in z",
-                             block.x, block.y, block.z, static_cast<unsigned long long>(threads)));
-  if (launch.blocks == 0 || grid.x > 0x7FFFFFFFu || grid.y > 65535 || grid.z > 65535)
-    refuse(
-        launch,
-        formatted("a grid of (%u,%u,%u) blocks; at least 1 and at most (2147483647,65535,65535) are allowed",
-                  grid.x, grid.y, grid.z));
+  if (const std::string fault = launch_fault(grid, launch.block); !fault.empty()) refuse(launch, fault);
   const std::size_t limit = shared_memory_limit(launch.options.architecture);
   if (launch.shared_bytes > limit)
     refuse(launch, formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu",
@@ -158,6 +149,8 @@ void check_limits(const Launch& launch) {
 }
 
 }  // namespace
+
+std::int64_t Grid::most_yz() { return options().grid_limit; }
 
 Counters counters() {
   const std::lock_guard lock(counters_mutex);
@@ -169,17 +162,17 @@ void reset_counters() {
 }
 bool race_checking_available() { return kernels_are_instrumented; }
 
-void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call) {
+void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call) {
   static std::atomic<std::uint32_t> launches{0};
   Launch launch;
-  launch.grid = grid;
+  launch.grid = checked_size(grid);
   launch.block = block;
   launch.shared_bytes = shared_bytes;
   launch.call = call;
   launch.options = options();
   launch.number = ++launches;
-  launch.blocks = std::uint64_t{grid.x} * grid.y * grid.z;
-  check_limits(launch);
+  launch.blocks = static_cast<std::uint64_t>(grid.x * grid.y * grid.z);
+  check_limits(launch, grid);
 
   const int wanted = launch.options.threads > 0 ? launch.options.threads : processors_of_this_process();
   const bool one_thread =

@@ -33,14 +33,14 @@ void read_choice(const char* variable, std::initializer_list<std::pair<const cha
 }
 
 template <class T>
-void read_number(const char* variable, T& result) {
+void read_number(const char* variable, T least, T& result) {
   const char* value = std::getenv(variable);
   if (!value) return;
   const char* end = value + std::strlen(value);
   T number{};
   const auto [last, status] = std::from_chars(value, end, number);
-  if (status != std::errc{} || last != end || number < T{})
-    reject(variable, value, "a whole number, 0 or more");
+  if (status != std::errc{} || last != end || number < least)
+    reject(variable, value, "a whole number, " + std::to_string(least) + " or more");
   result = number;
 }
 
@@ -58,8 +58,9 @@ Options environment_options() {
   read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}},
                    result.architecture);
   read_choice<bool>("GOAT_SIMT_LEAKS", {{"0", false}, {"1", true}}, result.leaks);
-  read_number("GOAT_SIMT_SEED", result.seed);
-  read_number("GOAT_SIMT_THREADS", result.threads);
+  read_number("GOAT_SIMT_SEED", std::uint64_t{0}, result.seed);
+  read_number("GOAT_SIMT_THREADS", 0, result.threads);
+  read_number("GOAT_SIMT_MULTIPROCESSORS", 1, result.multiprocessors);
   return result;
 }
 

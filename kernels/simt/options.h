@@ -1,6 +1,7 @@
 // How the simulated device runs its kernels. Tests set options(); the environment sets what they start from:
 //   GOAT_SIMT_ORDER=ascending|descending|random  GOAT_SIMT_COPIES=early|late|random  GOAT_SIMT_SEED=n
-//   GOAT_SIMT_THREADS=n GOAT_SIMT_ARCHITECTURE=80|86|89|90|120  GOAT_SIMT_LEAKS=1
+//   GOAT_SIMT_THREADS=n  GOAT_SIMT_ARCHITECTURE=80|86|89|90|120  GOAT_SIMT_MULTIPROCESSORS=n
+//   GOAT_SIMT_LEAKS=1
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,8 @@ struct Options {
   bool strict = true;           // a barrier that some threads missed because they had returned is an error
   bool races = true;            // look for races; needs kernels compiled with -fsanitize=thread
   int architecture = 90;        // whose limit of shared memory holds: 80, 86, 89, 90 or 120
+  int multiprocessors = 2;      // of a device that is opened from now on; kernels size their grids by it
+  int grid_limit = 65535;       // blocks in y and in z
   bool leaks = false;           // say at exit what device memory was not released
   std::size_t stack_bytes = 0;  // of one thread; 0: 64 KiB, with AddressSanitizer 256 KiB. Read when a host
                                 // thread runs its first kernel

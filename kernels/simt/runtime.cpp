@@ -25,12 +25,10 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
 }
 }  // namespace
 
-int device_count() { return 1; }
-
 Hardware hardware() {
-  const int threads = static_cast<int>(std::thread::hardware_concurrency());
-  return {"the CUDA kernels, simulated on " + std::to_string(threads) + " CPU threads", threads,
-          10 * options().architecture};
+  const auto threads = std::to_string(std::thread::hardware_concurrency());
+  return {"the CUDA kernels, simulated on " + threads + " CPU threads", options().multiprocessors,
+          shared_memory_limit(options().architecture)};
 }
 
 Stream create_stream() { return nullptr; }

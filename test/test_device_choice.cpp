@@ -1,0 +1,44 @@
+// What "auto" takes and what is said of a GPU that cannot be used, for everything that looking for one finds.
+#include "kernels/device_choice.h"
+#include "test/catch.h"
+
+using goat::choose_device;
+using goat::GpuSearch;
+using goat::obstacle_of;
+using Result = goat::GpuSearch::Result;
+
+TEST_CASE("device auto: takes a GPU that this binary has code for") {
+  const GpuSearch search{Result::found, "NVIDIA H100, compute capability 9.0", "90a", ""};
+  CHECK(choose_device(search).name == "cuda");
+  CHECK(obstacle_of(search).empty());
+}
+
+TEST_CASE("device auto: falls back to the cpu wherever a GPU cannot be used, and says why") {
+  for (const Result result : {Result::not_built, Result::none, Result::too_old, Result::no_code}) {
+    const GpuSearch search{result, "A GPU, compute capability 1.2", "12", "CUDA's words"};
+    CHECK(choose_device(search).name == "cpu");
+    CHECK(choose_device(search).reason == obstacle_of(search));
+    CHECK_FALSE(obstacle_of(search).empty());
+  }
+}
+
+TEST_CASE("device: for a GPU without code in this binary, the build that brings it is named") {
+  const std::string text =
+      obstacle_of({Result::no_code, "RTX 5090, compute capability 12.0", "120", "no kernel image"});
+  for (const char* part : {"RTX 5090, compute capability 12.0", "no kernel image",
+                           "make CUDA=ON ARCHITECTURES=120", "-DGOAT_CUDA_ARCHITECTURES=120"})
+    CHECK_THAT(text, ContainsSubstring(part));
+}
+
+TEST_CASE("device: for a GPU that no build runs on, none is named") {
+  const std::string text = obstacle_of({Result::too_old, "Tesla T4, compute capability 7.5", "75", ""});
+  CHECK_THAT(text, ContainsSubstring("Tesla T4, compute capability 7.5"));
+  CHECK_THAT(text, ContainsSubstring("8.0"));
+  CHECK(text.find("make") == std::string::npos);
+}
+
+TEST_CASE("device: without GPU code or GPU, the next step is named") {
+  CHECK_THAT(obstacle_of({}), ContainsSubstring("make CUDA=ON"));
+  CHECK_THAT(obstacle_of({Result::none, "", "", "driver too old"}), ContainsSubstring("driver too old"));
+  CHECK_THAT(obstacle_of({Result::none}), ContainsSubstring("nvidia-smi"));
+}
