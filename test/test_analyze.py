@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import plot
+import plot_prior
 from reference.copy_mixture_numpy import VALIDATION_BIT, CopyMixture
 from reference.goat_numpy import Model, ModelConfig, softmax
 from test_train import flags
@@ -50,7 +50,7 @@ def analyzed(request, binary, tmp_path_factory):
 
 
 def prior_of(analyzed, layer):
-    return plot.prior_matrices(analyzed[0], layer, LENGTH)
+    return plot_prior.prior_matrices(analyzed[0], layer, LENGTH)
 
 
 def each_head(analysis):

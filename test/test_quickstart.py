@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-import plot
+import plot_prior
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_quickstart_learns_a_sink_and_a_previous_token_head(run_binary, run_command, tmp_path, seed):
     run = tmp_path / "quickstart"
     run_binary("--config", "copy_mixture", "--set", f"train.seed={seed}", "--out", run, timeout=600)
-    drawn = run_command([sys.executable, plot.__file__, "prior", run])
+    drawn = run_command([sys.executable, Path(plot_prior.__file__).with_name("plot.py"), "prior", run])
 
-    matrices = plot.prior_matrices(run)
+    matrices = plot_prior.prior_matrices(run)
     first = [matrices.mass_on_first(head) for head in range(matrices.heads)]
     previous = [matrices.mass_on_previous(head) for head in range(matrices.heads)]
     assert matrices.first_row == 16

@@ -1,0 +1,98 @@
+"""Loss curves of runs."""
+
+from pathlib import Path
+
+import numpy as np
+from console import DataError, one_line
+from figure_file import STYLE, plt
+from run_reader import finite, read_metrics, read_summary
+
+
+def smoothed(steps, loss, width):
+    """Exponential moving average with a time constant of `width` steps.
+
+    Bias-corrected: the weights of the losses so far are scaled to sum to 1, so it starts at the first loss.
+    """
+    average = weight = 0.0
+    previous = steps[0] - 1
+    out = []
+    for step, value in zip(steps, loss, strict=True):
+        decay = np.exp(-(step - previous) / width)
+        average, weight, previous = decay * average + (1 - decay) * value, decay * weight + 1 - decay, step
+        out.append(average / weight)
+    return np.array(out)
+
+
+def loss_points(metrics, key):
+    """Steps and values, [n] each and in order, of the lines that have `key` as a finite number."""
+    points = [(entry["step"], finite(entry[key])) for entry in metrics if key in entry]
+    points = sorted(point for point in points if not np.isnan(point[1]))
+    return np.array(points, dtype=np.float64).reshape(-1, 2).T
+
+
+def names_of(runs):
+    """What the legend calls each run: its folder's name, its path where another run has the same name."""
+    names = [Path(run).resolve().name for run in runs]
+    unique = [name if names.count(name) == 1 else str(run) for name, run in zip(names, runs, strict=True)]
+    return [one_line(f"./{name}" if name.startswith("_") else name) for name in unique]  # matplotlib hides "_..."
+
+
+def draw_run(axes, run, name, colour, warn):
+    """Every step pale, smoothed strong, validation as points. Returns the values in view: all but the first fall."""
+    metrics = read_metrics(run)
+    steps, loss = loss_points(metrics, "loss")
+    validated, validation = loss_points(metrics, "val_loss")
+    if not len(steps) and not len(validated):
+        raise DataError(f"{Path(run) / 'metrics.jsonl'}: holds no finite loss yet")
+    if unusable := sum("loss" in entry and np.isnan(finite(entry["loss"])) for entry in metrics):
+        warn(f"warning: {run}: {unusable} of {len(metrics)} steps have no finite loss; they are left out")
+    in_view = np.empty(0)
+    if len(steps):
+        curve = smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))
+        axes.plot(steps, loss, color=colour, alpha=0.25, linewidth=0.7)
+        axes.plot(steps, curve, color=colour, linewidth=1.8, label=name)
+        in_view = curve[len(curve) // 50 :]
+    if len(validated):
+        style = {"color": colour, "markersize": 6, "markeredgecolor": "white", "zorder": 3}
+        axes.plot(validated, validation, "o", label=f"{name}, validation", **style)
+    return np.concatenate([in_view, validation])
+
+
+def draw_loss(runs, warn=lambda message: None):
+    """A figure with the loss of each run over its steps and, where the task has one, the Bayes-optimal loss."""
+    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+        in_view = np.concatenate([
+            draw_run(axes, run, name, colours[n % len(colours)], warn)
+            for n, (run, name) in enumerate(zip(runs, names_of(runs), strict=True))
+        ])  # fmt: skip
+        optima = [finite(read_summary(run).get("bayes_optimal_loss")) for run in runs]
+        for optimum in sorted({round(value, 6) for value in optima if not np.isnan(value)}):
+            label = f"Bayes-optimal, {optimum:.3f}"
+            axes.axhline(optimum, color="#333333", linewidth=1, linestyle=(0, (5, 4)), label=label)
+            in_view = np.append(in_view, optimum)
+        margin = 0.06 * np.ptp(in_view) or 0.1
+        axes.set_ylim(in_view.min() - margin, in_view.max() + margin)
+        axes.set(xlabel="step", ylabel="loss (nats a token)")
+        axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)
+        axes.set_axisbelow(True)
+        for text in axes.legend(frameon=False).get_texts():
+            text.set_parse_math(False)  # a folder's name may hold '$'
+    return figure
+
+
+def describe_loss(summary):
+    """The run's final losses beside the best possible one, where the task has a known one."""
+    if not summary:
+        return "The run has no summary.json yet: it has not finished."
+    loss, validation = finite(summary.get("loss")), finite(summary.get("val_loss"))
+    optimum = finite(summary.get("bayes_optimal_loss"))
+    if np.isnan(loss):
+        return "The run's summary.json holds no finite training loss."
+    text = f"Final training loss {loss:.4f} nats a token"
+    if not np.isnan(validation):
+        text += f", validation {validation:.4f}"
+    if not np.isnan(optimum):
+        text += f"; the best possible (Bayes-optimal) loss is {optimum:.4f}"
+    return text + "."
