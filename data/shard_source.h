@@ -21,7 +21,7 @@ struct ShardOptions {
   std::int64_t vocab = 0;    // every token must be smaller
   bool shuffle = false;
   std::uint64_t seed = 0;
-  std::string advice;  // how to get such shards, for the error where none is there
+  std::string advice{};  // how to get such shards, for the error where none is there
 };
 
 // A block that starts at stream position o holds

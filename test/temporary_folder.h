@@ -13,9 +13,8 @@ namespace goat::test {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "goat_test_XXXXXX").string();  // mkdtemp fills in the X
+  explicit TemporaryFolder(const std::filesystem::path& in = std::filesystem::temp_directory_path()) {
+    std::string name = (in / "goat_test_XXXXXX").string();  // mkdtemp fills in the X
     if (!::mkdtemp(name.data())) throw std::system_error(errno, std::generic_category(), name);
     path_ = name;
   }

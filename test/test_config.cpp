@@ -142,7 +142,7 @@ TEST_CASE("config: presets hold their published settings") {
   CHECK(text.model.vocab == 256);
   CHECK(text.data.block == "window");
   CHECK(text.prior.recency == "free");
-  CHECK(text.micro_batch() * text.data.seq_len * text.eval.batches == 65536);
+  CHECK(text.eval.tokens == 65536);
 }
 
 TEST_CASE("config: unknown keys and sections are refused with the nearest known one") {
@@ -378,7 +378,7 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
                           "train.steps=1000000000"}),
                  {"steps", "64 bits"});
   check_mentions(refused({"eval.batches=1000000000", "train.batch=10000", "data.seq_len=1000000"}),
-                 {"eval.batches = 1000000000", "64 bits"});
+                 {"eval.tokens = 10000000000000000000"});
 }
 
 TEST_CASE("config: validate checks the ranges of a Config filled in by hand") {

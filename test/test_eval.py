@@ -29,7 +29,7 @@ MODEL = {
     "train.lr": 0.03,
     "train.min_lr": 0.03,
     "train.warmup": 2,
-    "eval.batches": 3,
+    "eval.tokens": 144,
     "log.interval": 100,
 }
 VARIANTS = {
@@ -145,7 +145,7 @@ def test_results_files_and_table_agree_and_every_length_sees_the_same_tokens(tra
 
 
 def test_the_training_length_is_the_default_and_gives_the_runs_validation_loss(train_run, run_binary, tmp_path, rng):
-    run = train_run(some_text(rng, 6 * 24, 50))  # eval.batches * train.micro_batch sequences: all that there is
+    run = train_run(some_text(rng, 6 * 24, 50))  # eval.tokens: all that there is
     run_binary("eval", "--checkpoint", run, "--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy")
     (line,) = json.loads((tmp_path / "eval.json").read_text())["results"]
     assert (line["length"], line["sequences"]) == (24, 6)

@@ -30,7 +30,7 @@ Config tiny_config(const std::vector<std::string>& settings = {}) {
       "model.layers=2",           "model.heads=2",    "model.width=24",      "model.vocab=13",
       "data.seq_len=8",           "prior.pos_rank=2", "prior.abs_rank=3",    "prior.init=random",
       "prior.recency=free",       "train.batch=4",    "train.micro_batch=2", "train.steps=5",
-      "train.warmup=2",           "train.lr=1e-2",    "train.min_lr=0",      "eval.batches=3",
+      "train.warmup=2",           "train.lr=1e-2",    "train.min_lr=0",      "eval.tokens=48",
       "prior.sink_init_scale=0.5"};
   all.insert(all.end(), settings.begin(), settings.end());
   return load_config("copy_mixture", all);

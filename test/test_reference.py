@@ -39,7 +39,7 @@ EXPERIMENT = {
     "train.min_lr": 0.001,
     "train.warmup": 3,
     "train.clip": 1.3,
-    "eval.batches": 0,
+    "eval.tokens": 0,
     "log.interval": 1,
 }
 

@@ -181,6 +181,6 @@ def test_a_device_that_is_not_there_is_refused(run_binary, tmp_path):
 
 
 def test_the_simulated_gpu_trains(run_binary, tmp_path):
-    few = ["--set", "train.steps=2", "--set", "train.warmup=1", "--set", "train.batch=1", "--set", "eval.batches=1"]
+    few = ["--set", "train.steps=2", "--set", "train.warmup=1", "--set", "train.batch=1", "--set", "eval.tokens=16"]
     result = run_binary("--config", "copy_mixture", "--device", "simt", "--out", tmp_path / "run", *few)
     assert "simt: the CUDA kernels, simulated" in result.stdout

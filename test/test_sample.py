@@ -22,7 +22,7 @@ SHARDS = {
     "train.warmup": 5,
     "train.lr": 1e-2,
     "train.min_lr": 1e-3,
-    "eval.batches": 0,
+    "eval.tokens": 0,
     "log.interval": 1000,
     "prior.pos_rank": 2,
     "prior.abs_rank": 2,

@@ -111,7 +111,6 @@ StepResult Trainer::step() {
     model_.forward_backward(device_, weight);
     device_.run(AddLoss{.state = scalars, .losses = model_.losses(), .weights = {}, .weight = weight});
   }
-  consistent_ = false;
   update();
   StepResult result{.scalars = {},
                     .first_sequence = first,
@@ -146,6 +145,7 @@ void Trainer::update() {
   for (const auto& group : plan_.parameters.groups()) gradients.push_back(group.grad);
   device_.run(
       GradientNorm{.state = scalars, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
+  consistent_ = false;
   for (const auto& group : plan_.parameters.groups()) {
     device_.run(AdamW{.state = scalars,
                       .param = group.value,
