@@ -13,6 +13,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models here are tiny, and tests may run side by side
 
+# A caller (nohup, a background job of a script) may have pytest ignore or block signals, and programs inherit that. A signal that is caught is the
+# default again in a program that is started: pytest goes on ignoring it, the programs under test do not.
+for _signal in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
 
 @pytest.fixture(scope="session")
 def binary():

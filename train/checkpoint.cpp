@@ -33,7 +33,8 @@ std::int64_t step_of(const fs::path& folder) {
   return step_name(step) == name ? step : -1;
 }
 
-bool is_unfinished_save(const fs::path& folder) { return folder.filename().string().starts_with(".step_"); }
+// Of a program that was killed while it saved or removed a checkpoint.
+bool is_leftover(const fs::path& folder) { return folder.filename().string().starts_with(".step_"); }
 
 std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters,
                                          const std::vector<std::string>& prefixes) {
@@ -310,12 +311,17 @@ void load_optimizer(const fs::path& folder, Device& device, const ParameterSet& 
                2 * parameters.stored().size());
 }
 
-void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t milestone,
-                            const fs::path& newest) {
+void remove_leftovers(const fs::path& run) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints", error))
-    if (is_unfinished_save(entry.path())) fs::remove_all(entry.path(), error);
+    if (is_leftover(entry.path())) fs::remove_all(entry.path(), error);
+}
+
+void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t milestone,
+                            const fs::path& newest) {
+  remove_leftovers(run);
   if (keep == 0) return;
+  std::error_code error;
   std::int64_t newer = 0;
   for (const fs::path& folder : checkpoint_folders(run)) {
     if (step_of(folder) > step_of(newest)) continue;  // damaged, or a resume would have begun there

@@ -90,9 +90,12 @@ void load_model(const std::filesystem::path& folder, Device& device,
 void load_optimizer(const std::filesystem::path& folder, Device& device,
                     const ParameterSet& parameters);  // throws DataError
 
+// Removes what a program left that was killed while it saved or removed a checkpoint.
+void remove_leftovers(const std::filesystem::path& run);
+
 // Removes the oldest checkpoints beyond the newest `keep` (0: keeps all), but never one whose step is a
-// multiple of `milestone` (0: none), never `newest`, and nothing that is not a checkpoint folder. Also what
-// interrupted saves left.
+// multiple of `milestone` (0: none), never `newest`, and nothing that is not a checkpoint folder. Also
+// leftovers.
 void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t keep, std::int64_t milestone,
                             const std::filesystem::path& newest);
 

@@ -125,7 +125,10 @@ RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
     refuse_what_is_there(path, existing);  // again: it may have changed before it was locked
     fresh_ = content_of(path) == Content::nothing;
     overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
-    if (existing == ExistingRun::resume) resumed_ = checkpoint_to_resume(path);
+    if (existing == ExistingRun::resume) {
+      remove_leftovers(path);  // here too: a run that had reached its end saves nothing more
+      resumed_ = checkpoint_to_resume(path);
+    }
   } catch (...) {
     remove_what_was_made();
     throw;
