@@ -6,6 +6,7 @@
 
 #include "train/config.h"
 #include "train/config_keys.h"
+#include "train/version.h"
 
 namespace goat {
 
@@ -138,6 +139,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")
       ->type_name("auto|cuda|cpu|simt");
   app.fallthrough();  // --device may stand behind the subcommand
+  app.set_version_flag("--version", version_text, "print commit, compiler, devices and libraries, and stop");
   add_training(app, training);
   const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis),
                  &sample = add_sample(app, sampling);
@@ -148,6 +150,9 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
+    return std::nullopt;
+  } catch (const CLI::CallForVersion&) {
+    std::fputs(version_text().c_str(), stdout);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) +

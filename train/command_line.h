@@ -29,7 +29,7 @@ struct CommandLine {
   std::variant<TrainOptions, EvalOptions, AnalyzeOptions, SampleOptions> command;
 };
 
-// nullopt: nothing to do (--help was printed). Throws ConfigError for anything that does not parse.
+// nullopt: nothing to do (--help or --version was printed). Throws ConfigError for anything that does not parse.
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv);
 
 }  // namespace goat
