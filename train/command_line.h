@@ -29,7 +29,8 @@ struct CommandLine {
   std::variant<TrainOptions, EvalOptions, AnalyzeOptions, SampleOptions> command;
 };
 
-// nullopt: nothing to do (--help or --version was printed). Throws ConfigError for anything that does not parse.
+// nullopt: nothing to do (--help or --version was printed). Throws ConfigError for anything that does not
+// parse.
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv);
 
 }  // namespace goat

@@ -11,8 +11,8 @@ extern const char* const build_commit;  // train/commit.cmake writes it at every
 std::string version_text() {
   const std::string cuda = GOAT_CUDA_CODE;
   std::string text = std::string("train_gpt_goat  ") + build_commit + "\ncompiler        " + GOAT_COMPILER +
-                     ", " + GOAT_BUILD_TYPE + "\ndevice cpu      " +
-                     open_device("cpu")->info().description + "\n";
+                     ", " + GOAT_BUILD_TYPE + "\ndevice cpu      " + open_device("cpu")->info().description +
+                     "\n";
   text += "device cuda     " + (cuda.empty() ? "not built (make CUDA=ON)" : cuda) + "\n";
 #ifdef GOAT_HAS_SIMT
   text += "device simt     built\n";
