@@ -139,6 +139,12 @@ def read_report(path, source):
     return kernels
 
 
+def has_cuda(build):
+    """Whether a build directory compiles the CUDA device, as it is configured now."""
+    commands = Path(build) / "compile_commands.json"
+    return commands.exists() and "goat_cuda.dir" in commands.read_text()
+
+
 def read_build(build):
     """Every kernel of a build directory, by source, name and architecture. Empty where the build has no cuda device."""
     folder = Path(build) / "kernels/cuda/CMakeFiles/goat_cuda.dir"

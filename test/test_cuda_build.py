@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "dev"))
-from kernel_report import Kernel, read_build, read_report  # noqa: E402
+from kernel_report import Kernel, has_cuda, read_build, read_report  # noqa: E402
 
 BUILD = REPOSITORY / os.environ.get("GOAT_BUILD", "build")
 EXCEPTIONS = tomllib.loads((REPOSITORY / "dev/kernel_exceptions.toml").read_text())["exception"]
@@ -19,10 +19,9 @@ EXCEPTIONS = tomllib.loads((REPOSITORY / "dev/kernel_exceptions.toml").read_text
 
 @pytest.fixture(scope="module")
 def kernels():
-    found = read_build(BUILD)
-    if not found:
-        pytest.skip(f"{BUILD} has no kernels compiled by nvcc")
-    return found
+    if not has_cuda(BUILD):
+        pytest.skip(f"{BUILD} has no CUDA device: run make test CUDA=ON, or make cuda")
+    return read_build(BUILD)
 
 
 def exceptions_for(kernel):
