@@ -1,6 +1,8 @@
 // Files of a run: written whole or not at all.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -10,9 +12,13 @@
 
 namespace goat {
 
-// Writes a file under a temporary name beside `path`; commit() makes it appear there whole, also after a
-// power cut. Without commit() nothing is left. Failures throw std::runtime_error naming the file and the
-// system's reason.
+// Writes a file under a temporary name beside it, NAME.PID.partial; commit() makes it appear whole, also
+// after a power cut, with the permissions of the file that it replaces. Without commit() nothing is left.
+// Where `path` is a symbolic link, that is the file it leads to; the link stays.
+//
+// A fifo or a device (/dev/null, /dev/stdout, /dev/fd/N) is written through as the bytes come; a reader that
+// has gone is no failure. A folder, a block device or a socket is refused. Failures throw std::runtime_error
+// naming the file and the reason.
 class FileWriter {
  public:
   explicit FileWriter(const std::filesystem::path& path);
@@ -27,11 +33,16 @@ class FileWriter {
   std::string checksum() const { return checksum_.text(); }  // of what was written
 
  private:
-  std::filesystem::path path_, temporary_;
+  void create_partial(mode_t mode);
+
+  std::filesystem::path path_, temporary_;  // temporary: empty where the file is written through
   int file_ = -1;
   std::uint64_t bytes_ = 0;
   Checksum checksum_;
 };
+
+// Why a FileWriter for `path` would fail, as far as can be told without writing; empty where it should not.
+std::string why_not_writable(const std::filesystem::path& path);
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "train/files.h"
-
 namespace goat {
 
 static_assert(std::endian::native == std::endian::little, "the descriptors below say little-endian");
@@ -32,29 +30,45 @@ std::string npy_header(const char* type, const std::vector<std::int64_t>& shape)
   return header + text;
 }
 
+constexpr const char* descriptor(float) { return "<f4"; }
+constexpr const char* descriptor(double) { return "<f8"; }
+
 template <class T>
-void write_array(const std::filesystem::path& path, const char* type, const std::vector<std::int64_t>& shape,
-                 const std::vector<T>& values) {
+void write_array(FileWriter& file, const std::vector<std::int64_t>& shape, const std::vector<T>& values) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) elements *= extent;
   if (elements != static_cast<std::int64_t>(values.size()))
-    throw std::invalid_argument(path.string() + ": " + std::to_string(values.size()) +
+    throw std::invalid_argument("write_npy: " + std::to_string(values.size()) +
                                 " values for an array of shape " + tuple_text(shape));
-  FileWriter file(path);
-  file.write(npy_header(type, shape));
+  file.write(npy_header(descriptor(T{}), shape));
   file.write({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
+}
+
+template <class T>
+void write_file(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
+                const std::vector<T>& values) {
+  FileWriter file(path);
+  write_array(file, shape, values);
   file.commit();
 }
 }  // namespace
 
+void write_npy(FileWriter& file, const std::vector<std::int64_t>& shape, const std::vector<float>& values) {
+  write_array(file, shape, values);
+}
+
+void write_npy(FileWriter& file, const std::vector<std::int64_t>& shape, const std::vector<double>& values) {
+  write_array(file, shape, values);
+}
+
 void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
                const std::vector<float>& values) {
-  write_array(path, "<f4", shape, values);
+  write_file(path, shape, values);
 }
 
 void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
                const std::vector<double>& values) {
-  write_array(path, "<f8", shape, values);
+  write_file(path, shape, values);
 }
 
 }  // namespace goat
