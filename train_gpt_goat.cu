@@ -12,6 +12,7 @@
 #include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/sources.h"
+#include "train/standard_output.h"
 #include "train/stop_signal.h"
 #include "train/trainer.h"
 #include "train/training_log.h"
@@ -139,6 +140,12 @@ int run_command(const CommandLine& line) {
   return run_sample(std::get<SampleOptions>(line.command), *device);
 }
 
+// Training may go on without anybody to read its lines: its result is the run's folder.
+bool result_is_printed(const CommandLine& line) {
+  const auto* training = std::get_if<TrainOptions>(&line.command);
+  return !training || training->list_configs || training->print_config || training->dry_run;
+}
+
 }  // namespace
 }  // namespace goat
 
@@ -146,11 +153,14 @@ int run_command(const CommandLine& line) {
 // signal after saving.
 int main(int argc, char** argv) {
   goat::limit_spinning(argv);
+  goat::fill_standard_descriptors();
   std::signal(SIGPIPE, SIG_IGN);  // a closed terminal or `| head` must not stop a training run
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error message like a full disk
   try {
     const auto line = goat::parse_command_line(argc, argv);
-    return line ? goat::run_command(*line) : 0;
+    const int code = line ? goat::run_command(*line) : 0;
+    if (!line || goat::result_is_printed(*line)) goat::finish_standard_output();
+    return code;
   } catch (const goat::ConfigError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 2;
