@@ -15,15 +15,11 @@
 namespace goat {
 namespace {
 
-std::vector<std::string> matching_files(const std::string& pattern, const std::string& advice) {
-  glob_t matches{};
-  const std::unique_ptr<glob_t, decltype(&::globfree)> owner(&matches, &::globfree);
-  const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
-  if (result == GLOB_NOSPACE) throw std::bad_alloc();
-  if (result != 0)
-    throw DataError("no token shard matches '" + pattern + "'" + (advice.empty() ? "" : ": " + advice));
-  std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-  std::sort(files.begin(), files.end());  // by bytes: glob's own order depends on the locale
+std::vector<std::string> shard_files(const ShardOptions& options) {
+  std::vector<std::string> files = options.files.empty() ? files_matching(options.pattern) : options.files;
+  if (files.empty())
+    throw DataError("no token shard matches '" + options.pattern + "'" +
+                    (options.advice.empty() ? "" : ": " + options.advice));
   return files;
 }
 
@@ -47,9 +43,22 @@ void check(const ShardOptions& options) {
 
 }  // namespace
 
+std::vector<std::string> files_matching(const std::string& pattern) {
+  std::error_code unreadable;
+  if (std::filesystem::exists(pattern, unreadable)) return {pattern};
+  glob_t matches{};
+  const std::unique_ptr<glob_t, decltype(&::globfree)> owner(&matches, &::globfree);
+  const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
+  if (result == GLOB_NOSPACE) throw std::bad_alloc();
+  if (result != 0) return {};
+  std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  std::sort(files.begin(), files.end());  // glob's own order depends on the locale
+  return files;
+}
+
 ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), starts_{0} {
   check(options_);
-  for (std::string& path : matching_files(options_.pattern, options_.advice)) {
+  for (std::string& path : shard_files(options_)) {
     shards_.emplace_back(std::move(path), options_.vocab);
     starts_.push_back(starts_.back() + shards_.back().tokens());
   }

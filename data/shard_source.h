@@ -14,15 +14,19 @@
 namespace goat {
 
 struct ShardOptions {
-  std::string pattern;       // glob(3), with ~
+  std::string pattern;       // glob(3), with ~; a name that a file has means that file
   std::int64_t seq_len = 0;  // T
   bool bos_block = true;     // false: window
   std::int32_t bos = 0;      // the token before each block in bos mode
   std::int64_t vocab = 0;    // every token must be smaller
   bool shuffle = false;
   std::uint64_t seed = 0;
-  std::string advice{};  // how to get such shards, for the error where none is there
+  std::string advice{};              // how to get such shards, for the error where none is there
+  std::vector<std::string> files{};  // if any: these shards, in this order; messages call them by the pattern
 };
+
+// The files that a pattern means, sorted by bytes; none where nothing matches.
+std::vector<std::string> files_matching(const std::string& pattern);
 
 // A block that starts at stream position o holds
 //   bos:     BOS, s_o .. s_{o+T-1}      inputs BOS, s_o .. s_{o+T-2}     targets s_o .. s_{o+T-1}

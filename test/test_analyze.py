@@ -224,11 +224,14 @@ def test_a_long_analysis_holds_only_the_start_of_the_log_prior(run_binary, tmp_p
 def test_bad_use_is_explained_and_writes_nothing(run_binary, tmp_path):
     run = train(run_binary, tmp_path / "run")
     cases = [
-        (["--layer", 2], 2, "--layer 2: the model has the layers 0 to 1"),
-        (["--head", -1], 2, "--head -1: the model has the heads 0 to 2"),
-        (["--length", 1], 2, "--length 1"),
+        (["--layer", 2], 2, "--layer 2: the model has 2 layers; expected 0 to 1"),
+        (["--head", -1], 2, "--head -1: the model has 3 heads; expected 0 to 2"),
+        (["--length", 1], 2, "--length: 1 is not allowed; expected an integer from 2 to 1048576"),
+        (["--length", 0], 2, "--length: 0 is not allowed"),
+        (["--length", "1e3"], 2, "--length: 1e3 is not allowed"),
+        (["--out", ""], 2, "--out: the name is empty"),
         (["--data", "x.bin"], 2, "generated data"),
-        (["--out", run / "config.toml"], 1, "config.toml"),
+        (["--out", run / "config.toml"], 2, "config.toml: is not a folder"),
     ]
     for words, code, text in cases:
         assert text in run_binary("analyze", "--checkpoint", run, *words, code=code).stderr, words

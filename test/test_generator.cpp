@@ -114,6 +114,37 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("generator: after a restart the logits are those of a new generator with the same prompt") {
+  const auto device = open_device("cpu");
+  const Config config = byte_config();
+  const RandomWeights weights(config, *device, 5);
+  for (const bool use_cache : {true, false}) {
+    INFO("cache " << use_cache);
+    const auto follow = [](Generator& generator, std::initializer_list<std::int32_t> tokens) {
+      std::vector<double> all;
+      for (const std::int32_t token : tokens) {
+        const std::vector<double> logits = as_double(generator.next_logits());
+        all.insert(all.end(), logits.begin(), logits.end());
+        generator.append(token);
+      }
+      return all;
+    };
+    Generator fresh(config, weights.parameters, *device, {7, 8, 9}, 5, use_cache);
+    Generator used(config, weights.parameters, *device, {7, 8, 9}, 5, use_cache);
+    used.restart();  // before anything
+    follow(used, {1, 2, 3, 4, 5});
+    used.restart();
+    follow(used, {6});
+    used.restart();
+    used.restart();
+    CHECK(used.tokens() == std::vector<std::int32_t>{7, 8, 9});
+    CHECK(follow(used, {10, 20, 30, 40}) == follow(fresh, {10, 20, 30, 40}));
+    used.restart();
+    used.next_logits();
+    if (use_cache) CHECK_THROWS_AS(used.next_logits(), std::logic_error);
+  }
+}
+
 TEST_CASE("generator: logits give the losses of a pass over the whole sequence") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);

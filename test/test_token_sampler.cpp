@@ -124,6 +124,17 @@ TEST_CASE("sampler: among equal logits, top-k and top-p keep the lowest ids") {
   check_distribution(counts_of({.top_p = 0.35}, equal, draws), first_four);
 }
 
+TEST_CASE("sampler: rounding that swaps two nearly equal logits changes no draw") {
+  const std::vector<float> logits = {2.0f, 2.0f, -8, -8, -8}, rounded = {2.0f, 2.0000005f, -8, -8, -8};
+  for (const SamplingRule& rule : {SamplingRule{}, SamplingRule{.top_k = 2}, SamplingRule{.top_p = 0.9}}) {
+    TokenSampler sampler(rule, 3), other(rule, 3);
+    int different = 0;
+    for (std::uint64_t n = 0; n < 2000; ++n)
+      different += sampler.sample(logits, n) != other.sample(rounded, n);
+    CHECK(different <= 1);
+  }
+}
+
 TEST_CASE("sampler: extreme logits and temperatures neither overflow nor lose the likely tokens") {
   constexpr float largest = std::numeric_limits<float>::max();
   check_distribution(counts_of({}, {-largest, largest, 0, largest}, draws), {0, 1, 0, 1});

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 
+#include "train/counted.h"
+
 namespace goat {
 
 using nlohmann::json;
@@ -215,18 +217,17 @@ void print_heads(const AnalysisReport& report) {
 }
 
 void print_spectrum(const Spectrum& spectrum) {
-  std::printf(
-      "\nspectrum of the relative part, %zu heads\n  energy of frequency index 1 .. %zu (highest first):",
-      spectrum.amplitude.size(), spectrum.energy.size());
+  std::printf("\nspectrum of the relative part, %s\n  energy of frequency index 1 .. %zu (highest first):",
+              counted(std::ssize(spectrum.amplitude), "head").c_str(), spectrum.energy.size());
   for (const double energy : spectrum.energy) std::printf(" %.1f%%", 100 * energy);
   std::printf("; lowest first:");
   for (auto energy = spectrum.energy.rbegin(); energy != spectrum.energy.rend(); ++energy)
     std::printf(" %.1f%%", 100 * *energy);
-  std::printf("\n  amplitude: min %.3f, max %.3f, mean %.3f, deviation %.3f; %lld heads above 1.0\n",
+  std::printf("\n  amplitude: min %.3f, max %.3f, mean %.3f, deviation %.3f; %s above 1.0\n",
               spectrum.smallest, spectrum.largest, spectrum.mean, spectrum.deviation,
-              static_cast<long long>(spectrum.active));
-  std::printf("  |beta| > |alpha| in %lld heads; median ratio %.3f\n",
-              static_cast<long long>(spectrum.sine_dominated), spectrum.median_ratio);
+              counted(spectrum.active, "head").c_str());
+  std::printf("  |beta| > |alpha| in %s; median ratio %.3f\n",
+              counted(spectrum.sine_dominated, "head").c_str(), spectrum.median_ratio);
   for (const std::size_t layer : std::set<std::size_t>{0, spectrum.layers.size() - 1})
     std::printf("  layer %zu: mean amplitude %.3f, %lld active\n", layer,
                 spectrum.layers[layer].mean_amplitude, static_cast<long long>(spectrum.layers[layer].active));
@@ -244,23 +245,24 @@ void print_slopes(const std::vector<PriorWeights>& layers) {
       slopes.size());
 }
 
-void print_theorem(const char* name, std::int64_t violations, std::int64_t checked, const char* what) {
-  std::printf("%s: %lld violations in %lld %s\n", name, static_cast<long long>(violations),
-              static_cast<long long>(checked), what);
+void print_theorem(const char* name, std::int64_t violations, std::int64_t checked, const char* noun,
+                   const char* rest) {
+  std::printf("%s: %s in %s %s\n", name, counted(violations, "violation").c_str(),
+              counted(checked, noun).c_str(), rest);
 }
 }  // namespace
 
 void print_summary(const AnalysisReport& report) {
   const Config::Model& model = report.config.model;
-  std::printf("model   %s, step %lld: %lld layers, %lld heads, attention %s\n", report.checkpoint.c_str(),
-              static_cast<long long>(report.step), static_cast<long long>(model.layers),
-              static_cast<long long>(model.heads), model.attention.c_str());
+  std::printf("model   %s, step %lld: %s, %s, attention %s\n", report.checkpoint.c_str(),
+              static_cast<long long>(report.step), counted(model.layers, "layer").c_str(),
+              counted(model.heads, "head").c_str(), model.attention.c_str());
   std::printf("length  %lld (trained at %lld); means over the queries i >= %lld\n",
               static_cast<long long>(report.length), static_cast<long long>(report.config.data.seq_len),
               static_cast<long long>(first_row(report)));
   if (report.probe)
-    std::printf("data    %s, %lld sequences\n", report.probe_data.c_str(),
-                static_cast<long long>(report.probe->sequences));
+    std::printf("data    %s; %s of them probed\n", report.probe_data.c_str(),
+                counted(report.probe->sequences, "sequence").c_str());
   if (model.layers * model.heads <= most_rows && (report.prior || report.probe)) print_heads(report);
   if (report.prior) {
     print_kinds(*report.prior, model.heads);
@@ -269,11 +271,11 @@ void print_summary(const AnalysisReport& report) {
     std::int64_t rows = 0;
     for (const PriorStatistics& s : report.prior->statistics) rows += s.theorem2_rows;
     std::printf("\n");
-    print_theorem("theorem 2", theorem2_violations(*report.prior), rows, "rows of the causal prior");
+    print_theorem("theorem 2", theorem2_violations(*report.prior), rows, "row", "of the causal prior");
   }
   if (report.probe)
     print_theorem("theorem 1", total(report.probe->theorem1_violations), total(report.probe->theorem1_keys),
-                  "attention probabilities");
+                  "key", "of attention");
 }
 
 }  // namespace goat

@@ -1,17 +1,25 @@
 #include "train/analyze.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "train/analysis_report.h"
+#include "train/counted.h"
+#include "train/evaluation_data.h"
 #include "train/files.h"
+#include "train/json_file.h"
 #include "train/npy.h"
 #include "train/prior_setup.h"
-#include "train/sources.h"
+#include "train/slow_work.h"
 #include "train/trained_model.h"
 
 namespace goat {
@@ -19,25 +27,35 @@ namespace goat {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::int64_t longest = 1 << 20;              // positions
 constexpr std::int64_t longest_log_prior = 4096;       // rows of log_prior.npy: 64 MiB
 constexpr std::int64_t most_sequences = 4;             // of the probe
 constexpr std::int64_t most_probe_tokens = 16 * 1024;  // its cost grows with the square of the length
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-void check_range(const char* option, std::int64_t value, std::int64_t count, const char* what) {
+void check_index(const char* option, std::int64_t value, std::int64_t count, const char* what) {
   if (value < 0 || value >= count)
-    throw ConfigError(std::string(option) + " " + std::to_string(value) + ": the model has the " + what +
-                      " 0 to " + std::to_string(count - 1));
+    throw ConfigError(std::string(option) + " " + std::to_string(value) + ": the model has " +
+                      counted(count, what) + "; expected 0" +
+                      (count > 1 ? " to " + std::to_string(count - 1) : ""));
 }
 
 void check_options(const AnalyzeOptions& options, const Config& config) {
-  check_range("--layer", options.layer, config.model.layers, "layers");
-  check_range("--head", options.head, config.model.heads, "heads");
-  if (options.length != 0 && (options.length < 2 || options.length > longest))
-    throw ConfigError("--length " + std::to_string(options.length) + ": expected 2 to " +
-                      std::to_string(longest) + " positions");
+  check_index("--layer", options.layer, config.model.layers, "layer");
+  check_index("--head", options.head, config.model.heads, "head");
+  const std::int64_t length = options.length.value_or(config.data.seq_len);
+  if (length < 2 || length > longest_analysis)
+    throw ConfigError("--length " + std::to_string(length) +
+                      (options.length ? "" : " (the training length)") + ": expected 2 to " +
+                      std::to_string(longest_analysis) + " positions");
+}
+
+// A folder that is not there yet is made when there is something to write into it.
+void check_folder(const fs::path& folder) {
+  if (fs::exists(folder) && !fs::is_directory(folder))
+    throw ConfigError("--out " + folder.string() + ": is not a folder");
+  if (fs::exists(folder) && ::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw ConfigError("--out " + folder.string() + ": cannot be written: " + std::strerror(errno));
 }
 
 // The prior of one layer as the model computes with it.
@@ -70,15 +88,22 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
   return weights;
 }
 
+// Of all queries of a head: 1 + 2 + ... + T.
+double keys_of(std::int64_t length) {
+  return static_cast<double>(length) * static_cast<double>(length + 1) / 2;
+}
+
 // The log-normaliser of every row of every head [L, H, T], and the heads' statistics.
 std::vector<double> measure_prior(PriorReport& prior, std::int64_t layers, std::int64_t heads,
                                   std::int64_t length) {
   std::vector<double> log_normaliser(index(layers * heads * length));
   prior.statistics.resize(index(layers * heads));
+  SlowWork work("prior", "keys", static_cast<double>(layers * heads) * keys_of(length));
 #pragma omp parallel for schedule(dynamic)
   for (std::int64_t flat = 0; flat < layers * heads; ++flat) {
     const LogPrior log_prior = prior.curves.log_prior(flat / heads, flat % heads);
-    const std::vector<PriorRow> rows = prior_rows(log_prior);
+    const std::vector<PriorRow> rows =
+        prior_rows(log_prior, [&](std::int64_t keys) { work.add(static_cast<double>(keys)); });
     std::ranges::transform(rows, log_normaliser.begin() + flat * length, &PriorRow::log_normaliser);
     prior.statistics[index(flat)] = prior_statistics(log_prior, rows);
   }
@@ -96,26 +121,17 @@ std::vector<double> report_prior(AnalysisReport& report, const TrainedModel& mod
 }
 
 // Validation sequences of report.length tokens, or null, saying why, where the run has none.
-std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const AnalysisReport& report) {
-  Config config = report.config;
-  config.data.seq_len = report.length;
-  config.eval.tokens = std::max<std::int64_t>(config.eval.tokens, 1);  // 0 would mean no validation data
-  if (!options.data.empty()) {
-    if (config.data.source != "shards")
-      throw ConfigError("--data " + options.data +
-                        ": the model was trained on generated data (data.source = \"" + config.data.source +
-                        "\"), and is probed on that; leave --data out");
-    config.data.val = options.data;
-    return open_validation_source(config);
-  }
-  std::string reason = "the run has no validation data (data.val is empty)";
+std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const TrainedModel& model,
+                                       std::int64_t length) {
+  std::string reason = "the run has no validation data (data.val is empty); name shards with --data GLOB";
   try {
-    if (std::unique_ptr<TokenSource> source = open_validation_source(config)) return source;
+    const EvaluationData data(model, options.data);
+    if (!data.none()) return data.open(length);
   } catch (const DataError& error) {
+    if (!options.data.empty()) throw;
     reason = error.what();
   }
-  std::fprintf(stderr, "warning: signal_vs_sink.npy is left out: %s\nname other shards with --data GLOB\n",
-               reason.c_str());
+  std::fprintf(stderr, "warning: signal_vs_sink.npy is left out: %s\n", reason.c_str());
   return nullptr;
 }
 
@@ -136,7 +152,9 @@ void report_probe(AnalysisReport& report, const TrainedModel& model, Device& dev
   const std::int64_t sequences = static_cast<std::int64_t>(
       std::min<std::uint64_t>(source.sequences(), static_cast<std::uint64_t>(affordable)));
   report.probe_data = source.description();
-  report.probe = probe_attention(report.config, model.parameters(), device, source, sequences, priors);
+  SlowWork work("attention", "keys", static_cast<double>(layers * heads * sequences) * keys_of(length));
+  report.probe = probe_attention(report.config, model.parameters(), device, source, sequences, priors,
+                                 [&](std::int64_t keys) { work.add(static_cast<double>(keys)); });
 }
 
 // K [n, n] of one head; -inf at the masked keys j > i.
@@ -147,35 +165,62 @@ std::vector<float> log_prior_matrix(const LogPrior& prior, std::int64_t n) {
   return matrix;
 }
 
-// Makes the folder, without the files of an earlier analysis: some of them may not be written again.
-void prepare_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw std::runtime_error("cannot create the folder " + folder.string() + ": " + error.message());
-  for (const char* name : {"analysis.json", "sink.npy", "sink_slope.npy", "sink_mlp.npy", "sink_bump.npy",
-                           "kappa.npy", "log_prior.npy", "signal_vs_sink.npy"})
-    fs::remove(folder / name);
-}
+// The files of one analysis. They are written beside those of an earlier one, and take their place together.
+class AnalysisFiles {
+ public:
+  explicit AnalysisFiles(const fs::path& folder) : folder_(folder) {
+    std::error_code error;
+    created_ = fs::create_directories(folder, error);
+    if (error)
+      throw std::runtime_error("cannot create the folder " + folder.string() + ": " + error.message());
+  }
+  AnalysisFiles(const AnalysisFiles&) = delete;
+  AnalysisFiles& operator=(const AnalysisFiles&) = delete;
+  ~AnalysisFiles() {
+    files_.clear();
+    std::error_code not_empty;
+    if (created_) fs::remove(folder_, not_empty);
+  }
+
+  FileWriter& add(const char* name) { return files_.try_emplace(name, folder_ / name).first->second; }
+
+  // Files of the earlier analysis that this one does not have are removed.
+  void commit() {
+    for (auto& [name, file] : files_) file.commit();
+    std::error_code error;
+    for (const char* name : {"analysis.json", "sink.npy", "sink_slope.npy", "sink_mlp.npy", "sink_bump.npy",
+                             "kappa.npy", "log_prior.npy", "signal_vs_sink.npy"})
+      if (!files_.contains(name) && fs::is_regular_file(folder_ / name, error))
+        fs::remove(folder_ / name, error);
+  }
+
+ private:
+  fs::path folder_;
+  bool created_ = false;
+  std::map<std::string, FileWriter> files_;
+};
 
 void write_files(const AnalysisReport& report, const fs::path& folder) {
+  AnalysisFiles files(folder);
   if (report.prior) {
     const PriorCurves& curves = report.prior->curves;
-    write_npy(folder / "sink.npy", curves.shape(), curves.sink());
-    write_npy(folder / "sink_slope.npy", curves.shape(), curves.slope());
-    write_npy(folder / "sink_mlp.npy", curves.shape(), curves.mlp());
-    write_npy(folder / "sink_bump.npy", curves.shape(), curves.bump());
-    write_npy(folder / "kappa.npy", curves.shape(), curves.relative());
+    write_npy(files.add("sink.npy"), curves.shape(), curves.sink());
+    write_npy(files.add("sink_slope.npy"), curves.shape(), curves.slope());
+    write_npy(files.add("sink_mlp.npy"), curves.shape(), curves.mlp());
+    write_npy(files.add("sink_bump.npy"), curves.shape(), curves.bump());
+    write_npy(files.add("kappa.npy"), curves.shape(), curves.relative());
     const std::int64_t n = report.log_prior_length;
-    write_npy(folder / "log_prior.npy", {n, n},
+    write_npy(files.add("log_prior.npy"), {n, n},
               log_prior_matrix(curves.log_prior(report.log_prior_layer, report.log_prior_head), n));
   }
   if (report.probe) {
     const ProbeReadings& probe = *report.probe;
-    write_npy(folder / "signal_vs_sink.npy",
+    write_npy(files.add("signal_vs_sink.npy"),
               {probe.layers, probe.heads, probe.sequences, probe.length, ProbeReadings::columns},
               probe.values);
   }
-  write_file_atomically(folder / "analysis.json", to_json(report).dump(2) + "\n");
+  files.add("analysis.json").write(json_text(to_json(report)));
+  files.commit();
 }
 
 void print_files(const AnalysisReport& report, const fs::path& folder) {
@@ -195,22 +240,22 @@ void print_files(const AnalysisReport& report, const fs::path& folder) {
 int run_analyze(const AnalyzeOptions& options, Device& device) {
   const TrainedModel model(options.checkpoint, device);
   check_options(options, model.config());
+  const fs::path folder = options.out.empty() ? model.run() / "analysis" : fs::path(options.out);
+  check_folder(folder);
   AnalysisReport report;
   report.config = model.config();
   report.checkpoint = model.checkpoint().string();
   report.step = model.step();
-  report.length = options.length ? options.length : report.config.data.seq_len;
+  report.length = options.length.value_or(report.config.data.seq_len);
   report.log_prior_layer = options.layer;
   report.log_prior_head = options.head;
   report.log_prior_length = std::min(report.length, longest_log_prior);
 
-  const std::unique_ptr<TokenSource> source = open_data(options, report);
+  const std::unique_ptr<TokenSource> source = open_data(options, model, report.length);
   std::vector<double> log_normaliser;
   if (report.config.has_prior()) log_normaliser = report_prior(report, model, device);
   if (source) report_probe(report, model, device, *source, log_normaliser);
 
-  const fs::path folder = options.out.empty() ? model.run() / "analysis" : fs::path(options.out);
-  prepare_folder(folder);
   write_files(report, folder);
   print_summary(report);
   print_files(report, folder);

@@ -2,19 +2,24 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
 
 namespace goat {
 
+inline constexpr std::int64_t longest_analysis = 1 << 20;  // positions
+
 struct AnalyzeOptions {
-  std::string checkpoint;   // run folder, checkpoint folder or model.safetensors
-  std::string out;          // folder; empty: RUN/analysis
-  std::int64_t length = 0;  // T; 0: the training length
-  std::int64_t layer = 0;   // of log_prior.npy
+  std::string checkpoint;              // run folder, checkpoint folder or model.safetensors
+  std::string out;                     // folder; empty: RUN/analysis
+  std::optional<std::int64_t> length;  // T; none: the training length
+  std::int64_t layer = 0;              // of log_prior.npy
   std::int64_t head = 0;
-  std::string data;  // glob of shards for signal_vs_sink; empty: the run's validation data
+  std::vector<std::string>
+      data;  // globs or files of shards for signal_vs_sink; none: the run's validation data
 };
 
 // Writes the files and prints where they are and what stands out. Returns the exit code.

@@ -99,7 +99,7 @@ class HeadProbe {
 
 // Reads one head of one sequence into the readings.
 void read_head(ProbeReadings& readings, HeadProbe head, const NormalisedPrior& prior, std::int64_t layer_head,
-               std::int64_t sequence) {
+               std::int64_t sequence, const std::function<void(std::int64_t)>& progress) {
   float* out = &readings.values[index((layer_head * readings.sequences + sequence) * readings.length *
                                       ProbeReadings::columns)];
   for (std::int64_t i = 0; i < readings.length; ++i, out += ProbeReadings::columns) {
@@ -109,6 +109,7 @@ void read_head(ProbeReadings& readings, HeadProbe head, const NormalisedPrior& p
     std::ranges::transform(columns, out, [](double value) { return static_cast<float>(value); });
     readings.theorem1_keys[index(layer_head)] += i + 1;
     readings.theorem1_violations[index(layer_head)] += reading.violations;
+    if (progress) progress(i + 1);
   }
 }
 
@@ -129,7 +130,8 @@ ProbeReadings empty_readings(const Config& config, std::int64_t sequences, std::
 
 ProbeReadings probe_attention(const Config& config, const ParameterSet& parameters, Device& device,
                               TokenSource& source, std::int64_t sequences,
-                              const std::vector<NormalisedPrior>& priors) {
+                              const std::vector<NormalisedPrior>& priors,
+                              const std::function<void(std::int64_t)>& progress) {
   const std::int64_t heads = config.model.heads, length = priors.at(0).log_prior.length();
   ProbeReadings readings = empty_readings(config, sequences, length);
   MemoryPlan memory;
@@ -150,7 +152,7 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
       const std::int64_t layer_head = layer * heads + head;
       read_head(readings,
                 HeadProbe(host, length, heads, head, config.head_dim(), config.content_dim(), scale),
-                priors[index(layer_head)], layer_head, sequence);
+                priors[index(layer_head)], layer_head, sequence, progress);
     }
   });
   std::vector<std::int32_t> inputs(index(length)), targets(index(length));

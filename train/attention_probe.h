@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -49,9 +50,11 @@ struct ProbeReadings {
 
 // Runs the model over the first `sequences` sequences of `source`, each as long as the priors. priors: one
 // for each head of each layer [L, H]. Memory: the readings, one sequence's activations and O(T d_h) a thread;
-// attention matrices are never held.
+// attention matrices are never held. `progress` (if given) is told after every query of a head how many keys
+// it has, by any thread.
 ProbeReadings probe_attention(const Config& config, const ParameterSet& parameters, Device& device,
                               TokenSource& source, std::int64_t sequences,
-                              const std::vector<NormalisedPrior>& priors);
+                              const std::vector<NormalisedPrior>& priors,
+                              const std::function<void(std::int64_t)>& progress = {});
 
 }  // namespace goat

@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 
 #include "train/config.h"
 #include "train/config_keys.h"
@@ -19,9 +21,15 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and steps, without training
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
   train_gpt_goat analyze --checkpoint runs/shakespeare
-  train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:"
+  train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:" --samples 3
+  train_gpt_goat sample --checkpoint runs/shakespeare --prompt-file start.txt --temperature 0.8
 
 Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.)";
+
+constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
+constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
+constexpr std::int64_t most_samples = 1'000'000;
+constexpr std::int64_t most_heads = 10'000;  // which of them a model has is checked when it is read
 
 void add_training(CLI::App& app, TrainOptions& options) {
   app.add_option("--config", options.config, "preset or .toml file")->type_name("NAME|FILE.toml");
@@ -42,68 +50,134 @@ void add_training(CLI::App& app, TrainOptions& options) {
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 
+CLI::Validator integer(std::int64_t low, std::int64_t high) {
+  return {[low, high](const std::string& word) {
+            std::int64_t value = 0;
+            const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+            const bool good = error == std::errc{} && end == word.data() + word.size();
+            if (good && value >= low && value <= high) return std::string();
+            return word + " is not allowed; expected an integer from " + std::to_string(low) + " to " +
+                   std::to_string(high);
+          },
+          ""};
+}
+
+CLI::Validator number() {
+  return {[](const std::string& word) {
+            char* end = nullptr;
+            std::strtod(word.c_str(), &end);
+            return !word.empty() && *end == '\0' ? std::string()
+                                                 : "\"" + word + "\" is not allowed; expected a number";
+          },
+          ""};
+}
+
+// An empty name, of a shell's variable that is not set, must not mean the default.
+CLI::Validator name() {
+  return {[](const std::string& word) {
+            return word.empty() ? std::string("the name is empty; give one, or leave the option out")
+                                : std::string();
+          },
+          ""};
+}
+
+void add_data(CLI::App& command, std::vector<std::string>& data, const std::string& purpose) {
+  command.add_option("--data", data, "shards " + purpose + " (default: the run's validation data)")
+      ->type_name("GLOB|FILE...")
+      ->check(name());
+}
+
 void add_checkpoint(CLI::App& command, std::string& checkpoint) {
   command.add_option("--checkpoint", checkpoint, "run folder (its newest checkpoint) or step_* folder")
       ->type_name("RUN")
+      ->check(name())
       ->required();
 }
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   CLI::App& command = *app.add_subcommand("eval", "perplexity of a trained model at a list of lengths");
   add_checkpoint(command, options.checkpoint);
-  command.add_option("--data", options.data, "shards to evaluate on (default: the run's validation data)")
-      ->type_name("GLOB");
+  add_data(command, options.data, "to evaluate on");
   command
       .add_option("--lengths", options.lengths,
                   "sequence lengths, as in 256,512,1024 (default: the training length)")
       ->type_name("N,N,...")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(integer(1, longest_sequence));
   command
       .add_option("--protocol", options.protocol,
                   "recut: the same tokens cut at each length; paper: the published protocol")
       ->type_name("recut|paper");
   command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(integer(1, most_tokens));
   command.add_option("--per-token", options.per_token, "write the loss of every token")
-      ->type_name("FILE.npy");
-  command.add_option("--json", options.json, "write the results")->type_name("FILE.json");
+      ->type_name("FILE.npy")
+      ->check(name());
+  command.add_option("--json", options.json, "write the results")->type_name("FILE.json")->check(name());
   return command;
 }
 
 CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
   CLI::App& command = *app.add_subcommand("analyze", "what the prior has learned, as .npy and .json files");
   add_checkpoint(command, options.checkpoint);
-  command.add_option("--out", options.out, "where the files go (default: RUN/analysis)")->type_name("FOLDER");
-  command.add_option("--length", options.length, "T (default: the training length)")->type_name("N");
-  command.add_option("--layer", options.layer, "layer of log_prior.npy")->type_name("N");
-  command.add_option("--head", options.head, "head of log_prior.npy")->type_name("N");
-  command
-      .add_option("--data", options.data,
-                  "shards for signal_vs_sink.npy (default: the run's validation data)")
-      ->type_name("GLOB");
+  command.add_option("--out", options.out, "where the files go (default: RUN/analysis)")
+      ->type_name("FOLDER")
+      ->check(name());
+  command.add_option("--length", options.length, "T (default: the training length)")
+      ->type_name("N")
+      ->check(integer(2, longest_analysis));
+  command.add_option("--layer", options.layer, "layer of log_prior.npy, from 0 on (default: 0)")
+      ->type_name("N")
+      ->check(integer(-most_heads, most_heads));
+  command.add_option("--head", options.head, "head of log_prior.npy, from 0 on (default: 0)")
+      ->type_name("N")
+      ->check(integer(-most_heads, most_heads));
+  add_data(command, options.data, "for signal_vs_sink.npy");
   return command;
 }
 
 CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   CLI::App& command = *app.add_subcommand("sample", "text from a trained model");
   add_checkpoint(command, options.checkpoint);
-  command.add_option("--prompt", options.prompt, "text to continue")->type_name("TEXT");
-  command.add_option("--tokens", options.tokens, "tokens to generate (default: 200)")->type_name("N");
+  const auto* prompt =
+      command.add_option("--prompt", options.prompt, "text to continue; -: from stdin")->type_name("TEXT");
+  command.add_option("--prompt-file", options.prompt_file, "a file with the text; -: stdin")
+      ->type_name("FILE")
+      ->check(name())
+      ->excludes(const_cast<CLI::Option*>(prompt));
+  command.add_option("--tokens", options.tokens, "tokens to generate (default: 200)")
+      ->type_name("N")
+      ->check(integer(1, longest_sequence));
+  command
+      .add_option("--samples", options.samples,
+                  "continuations; number i has the seed --seed + i - 1 (default: 1)")
+      ->type_name("N")
+      ->check(integer(1, most_samples));
+  command.add_option("--json", options.json, "write the continuations, with their token ids")
+      ->type_name("FILE.json")
+      ->check(name());
   command.add_option("--temperature", options.temperature, "0: always the most likely token (default: 1)")
-      ->type_name("X");
-  command.add_option("--top-k", options.top_k, "only the K most likely tokens (default: off)")
-      ->type_name("K");
+      ->type_name("X")
+      ->check(number());
+  command.add_option("--top-k", options.top_k, "only the K most likely tokens (default: 0, off)")
+      ->type_name("K")
+      ->check(integer(0, most_tokens));
   command
       .add_option("--top-p", options.top_p,
-                  "only the most likely tokens that have probability P together (default: off)")
-      ->type_name("P");
-  command.add_option("--seed", options.seed, "(default: 1)")->type_name("N");
+                  "only the most likely tokens that have probability P together (default: 1, off)")
+      ->type_name("P")
+      ->check(number());
+  command.add_option("--seed", options.seed, "of the draws (default: 1)")
+      ->type_name("N")
+      ->check(integer(0, most_tokens));
   command
       .add_option("--tokenizer", options.tokenizer, "how text becomes tokens (default: by the vocabulary)")
       ->type_name("auto|bytes|gpt2|ids");
   command
       .add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")
-      ->type_name("FOLDER");
+      ->type_name("FOLDER")
+      ->check(name());
   command.add_flag("--no-cache", options.no_cache, "recompute the whole sequence for every token");
   return command;
 }

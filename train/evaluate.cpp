@@ -1,7 +1,6 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -11,12 +10,15 @@
 #include <numbers>
 #include <optional>
 #include <set>
+#include <utility>
 
+#include "train/counted.h"
 #include "train/evaluation.h"
+#include "train/evaluation_data.h"
 #include "train/files.h"
+#include "train/json_file.h"
 #include "train/npy.h"
-#include "train/progress.h"
-#include "train/sources.h"
+#include "train/slow_work.h"
 #include "train/trained_model.h"
 
 namespace goat {
@@ -24,132 +26,105 @@ namespace goat {
 namespace {
 namespace fs = std::filesystem;
 
-// The data to evaluate on and how they are cut.
+// How the data are cut.
 struct Plan {
-  Config data;              // the run's config with another source and, for each length, another data.seq_len
   std::string description;  // of the data, for people
   std::vector<Cut> cuts;
-  std::int64_t left_out = 0;  // recut: tokens at the end that no length sees
+  std::int64_t left_out = 0;    // recut: tokens at the end that no length sees
+  std::int64_t validation = 0;  // the first ones, which validation during training used; 0: not these data
 };
 
-void check_file(const char* option, const std::string& file) {
-  if (file.empty()) return;
-  const fs::path folder = fs::path(file).parent_path();
-  if (fs::is_directory(file))
-    throw ConfigError(std::string(option) + " " + file + ": is a folder; give the name of a file");
-  if (!folder.empty() && !fs::is_directory(folder))
-    throw ConfigError(std::string(option) + " " + file + ": there is no folder " + folder.string());
-}
-
-// What is wrong with the options whatever the model and the data.
-void check_options(const EvalOptions& options) {
-  constexpr std::int64_t longest = 16'000'000;
-  std::set<std::int64_t> seen;
-  for (const std::int64_t length : options.lengths) {
-    if (length < 1 || length > longest)
-      throw ConfigError("--lengths: " + std::to_string(length) +
-                        " is not allowed; expected integers from 1 to " + std::to_string(longest));
-    if (!seen.insert(length).second)
-      throw ConfigError("--lengths: " + std::to_string(length) + " is there twice; give each length once");
-  }
-  if (options.protocol != "recut" && options.protocol != "paper")
-    throw ConfigError("--protocol \"" + options.protocol + "\" is not allowed; expected recut or paper");
-  if (options.tokens < 0)
-    throw ConfigError("--tokens " + std::to_string(options.tokens) +
-                      " is not allowed; expected a positive integer");
-  if (options.tokens > 0 && options.protocol == "paper")
-    throw ConfigError("--tokens " + std::to_string(options.tokens) +
-                      ": --protocol paper fixes how many tokens are used; leave one of them out");
-  check_file("--per-token", options.per_token);
-  check_file("--json", options.json);
-}
-
-Config data_config(const EvalOptions& options, const Config& trained) {
-  Config config = trained;
-  config.eval.tokens = std::max<std::int64_t>(config.eval.tokens, 1);  // 0 would mean no validation data
-  if (options.data.empty()) {
-    if (config.data.source == "shards" && config.data.val.empty())
-      throw ConfigError("the run has no validation data (data.val is empty); name some with --data GLOB");
-    return config;
-  }
-  if (config.data.source != "shards")
-    throw ConfigError("--data " + options.data +
-                      ": the model was trained on generated data (data.source = \"" + config.data.source +
-                      "\"), and is evaluated on that; leave --data out");
-  config.data.val = options.data;
-  return config;
-}
-
-std::unique_ptr<TokenSource> open_at(const Config& data, std::int64_t length) {
-  Config config = data;
-  config.data.seq_len = length;
-  return open_validation_source(config);
-}
-
-void cut_stream(Plan& plan, const EvalOptions& options, const std::vector<std::int64_t>& lengths,
-                std::int64_t available) {
-  plan.description =
-      "shards '" + plan.data.data.val + "': " + std::to_string(available) + " tokens to predict";
-  if (options.protocol == "paper") {
-    plan.cuts = paper_cuts(lengths, available);
-    return;
-  }
-  plan.cuts = recut(lengths, options.tokens > 0 ? std::min(options.tokens, available) : available);
-  plan.left_out = available - plan.cuts.front().tokens();
-}
-
-Plan make_plan(const EvalOptions& options, const Config& trained) {
-  Plan plan{.data = data_config(options, trained), .description = {}, .cuts = {}};
-  const std::vector<std::int64_t> lengths =
-      options.lengths.empty() ? std::vector{trained.data.seq_len} : options.lengths;
-  for (const std::int64_t length : lengths)
-    if (options.tokens > 0 && options.tokens < length)
-      throw ConfigError("--tokens " + std::to_string(options.tokens) +
-                        " is less than one sequence of length " + std::to_string(length));
-  const std::unique_ptr<TokenSource> targets =
-      open_at(plan.data, 1);  // as many sequences as there are tokens to predict
-  targets->finish_check();
-  if (targets->sequences() != TokenSource::endless) {
-    cut_stream(plan, options, lengths, static_cast<std::int64_t>(targets->sequences()));
-    return plan;
-  }
-  plan.description = open_at(plan.data, lengths.front())->description();
-  const std::int64_t validation = plan.data.eval.tokens;
-  plan.cuts = options.protocol == "paper"
-                  ? paper_cuts(lengths, std::numeric_limits<std::int64_t>::max())
-                  : generated_cuts(lengths, options.tokens > 0 ? options.tokens : validation);
-  return plan;
-}
-
 // The file itself for one length; NAME_512.npy and so on for several.
-fs::path per_token_path(const EvalOptions& options, std::int64_t length, bool several) {
+fs::path per_token_path(const EvalOptions& options, std::int64_t length) {
   fs::path path = options.per_token;
-  if (several)
+  if (options.lengths.size() > 1)
     path.replace_filename(path.stem().string() + "_" + std::to_string(length) + path.extension().string());
   return path;
 }
 
-// A line on stderr now and then, for lengths that take long.
-class SlowProgress {
- public:
-  explicit SlowProgress(Cut cut) : cut_(cut) {}
-  void operator()(std::int64_t done) {
-    const Clock::time_point now = Clock::now();
-    if (now - shown_ < std::chrono::seconds(5) || done == cut_.sequences) return;
-    shown_ = now;
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    const double rate = static_cast<double>(done) / seconds;
-    std::fprintf(stderr, "length %lld: sequence %lld/%lld  %.0f tokens/s  ETA %s\n",
-                 static_cast<long long>(cut_.length), static_cast<long long>(done),
-                 static_cast<long long>(cut_.sequences), rate * static_cast<double>(cut_.length),
-                 duration_text(static_cast<double>(cut_.sequences - done) / rate).c_str());
-  }
+bool is_device_or_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && !fs::is_regular_file(path, error);
+}
 
- private:
-  using Clock = std::chrono::steady_clock;
-  Cut cut_;
-  Clock::time_point start_ = Clock::now(), shown_ = start_;
-};
+void check_file(const char* option, const fs::path& file) {
+  if (const std::string reason = why_not_writable(file); !reason.empty())
+    throw ConfigError(std::string(option) + " " + file.string() + ": " + reason);
+}
+
+void check_files(const EvalOptions& options) {
+  if (!options.json.empty()) check_file("--json", options.json);
+  if (options.per_token.empty()) return;
+  if (options.lengths.size() > 1 && is_device_or_folder(options.per_token))
+    throw ConfigError("--per-token " + options.per_token +
+                      ": is not a file; several lengths are written to a file each, NAME_LENGTH.npy");
+  for (const std::int64_t length : options.lengths.empty() ? std::vector<std::int64_t>{0} : options.lengths) {
+    const fs::path file = per_token_path(options, length);
+    check_file("--per-token", file);
+    if (file == options.json && !is_device_or_folder(file))
+      throw ConfigError("--json and --per-token are to be written to the same file, " + options.json);
+  }
+}
+
+// What is wrong with the options whatever the model and the data; the command line has checked each number.
+void check_options(const EvalOptions& options) {
+  std::set<std::int64_t> seen;
+  for (const std::int64_t length : options.lengths)
+    if (!seen.insert(length).second)
+      throw ConfigError("--lengths: " + std::to_string(length) + " is there twice; give each length once");
+  if (options.protocol != "recut" && options.protocol != "paper")
+    throw ConfigError("--protocol \"" + options.protocol + "\" is not allowed; expected recut or paper");
+  if (options.tokens && options.protocol == "paper")
+    throw ConfigError("--tokens " + std::to_string(*options.tokens) +
+                      ": --protocol paper fixes how many tokens are used; leave one of them out");
+  check_files(options);
+}
+
+// Tokens of `available` ones that validation during training uses: whole sequences, at least one; 0: none.
+std::int64_t validation_tokens(const Config& trained, std::int64_t available) {
+  const std::int64_t length = trained.data.seq_len;
+  if (trained.eval.tokens == 0) return 0;
+  return std::min(std::max<std::int64_t>(trained.eval.tokens / length, 1), available / length) * length;
+}
+
+Plan shard_plan(const EvalOptions& options, const Config& trained, const std::string& name,
+                const std::vector<std::int64_t>& lengths, std::int64_t available) {
+  Plan plan{.description = "shards '" + name + "': " + counted(available, "token") + " to predict",
+            .cuts = {}};
+  if (options.data.empty()) plan.validation = validation_tokens(trained, available);
+  if (options.protocol == "paper") {
+    plan.cuts = paper_cuts(lengths, available);
+    return plan;
+  }
+  plan.cuts = recut(lengths, std::min(options.tokens.value_or(available), available));
+  plan.left_out = available - plan.cuts.front().tokens();
+  return plan;
+}
+
+Plan generated_plan(const EvalOptions& options, const Config& trained, const std::string& description,
+                    const std::vector<std::int64_t>& lengths) {
+  constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t validation = validation_tokens(trained, endless),
+                     tokens = validation > 0 ? validation : Config::Eval{}.tokens;
+  return {.description = description,
+          .cuts = options.protocol == "paper" ? paper_cuts(lengths, endless)
+                                              : generated_cuts(lengths, options.tokens.value_or(tokens)),
+          .validation = validation};
+}
+
+Plan make_plan(const EvalOptions& options, const Config& trained, const EvaluationData& data) {
+  const std::vector<std::int64_t> lengths =
+      options.lengths.empty() ? std::vector{trained.data.seq_len} : options.lengths;
+  for (const std::int64_t length : lengths)
+    if (options.tokens.value_or(length) < length)
+      throw ConfigError("--tokens " + std::to_string(*options.tokens) +
+                        " is less than one sequence of length " + std::to_string(length));
+  if (data.generated())
+    return generated_plan(options, trained, data.open(lengths.front())->description(), lengths);
+  const auto targets = data.open(1);  // as many sequences as there are tokens to predict
+  targets->finish_check();
+  return shard_plan(options, trained, data.name(), lengths, static_cast<std::int64_t>(targets->sequences()));
+}
 
 // One row of the table and of the JSON file.
 struct Row {
@@ -160,17 +135,27 @@ struct Row {
   std::optional<double> bayes_optimal;  // where the best possible loss is known
 };
 
-void print_heading(const TrainedModel& model, const EvalOptions& options, const Plan& plan) {
+void print_heading(const TrainedModel& model, const EvalOptions& options, const EvaluationData& data,
+                   const Plan& plan) {
   std::printf("model     %s, step %lld, trained at length %lld\n", model.checkpoint().c_str(),
               static_cast<long long>(model.step()), static_cast<long long>(model.config().data.seq_len));
   std::printf("data      %s\n", plan.description.c_str());
   if (options.protocol == "paper")
-    std::printf("protocol  paper: 100 sequences up to 8,192 tokens, then as many as keep 819,200 tokens\n\n");
-  else if (plan.data.data.source == "shards")
-    std::printf("protocol  recut: the same tokens at every length; %lld at the end left out\n\n",
+    std::printf("protocol  paper: 100 sequences up to 8,192 tokens, then as many as keep 819,200 tokens\n");
+  else if (!data.generated())
+    std::printf("protocol  recut: the same tokens at every length; %lld at the end left out\n",
                 static_cast<long long>(plan.left_out));
   else
-    std::printf("protocol  about as many generated tokens at every length\n\n");
+    std::printf("protocol  about as many generated tokens at every length\n");
+  const std::int64_t length = model.config().data.seq_len;
+  if (plan.validation > 0 && std::ranges::count(plan.cuts, Cut{length, plan.validation / length}) == 0)
+    std::printf(
+        "          validation during training used the first %lld: --lengths %lld --tokens %lld gives the "
+        "same loss\n",
+        static_cast<long long>(plan.validation), static_cast<long long>(length),
+        static_cast<long long>(plan.validation));
+  std::printf("\n");
+  std::fflush(stdout);
 }
 
 void print_row(const Row& row, bool first) {
@@ -209,40 +194,54 @@ nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& option
                          {"device", device.info().description},
                          {"results", nlohmann::json::array()}};
   if (options.protocol == "recut") json["tokens_left_out"] = plan.left_out;
+  if (plan.validation > 0) json["validation_tokens"] = plan.validation;
   return json;
 }
 
-Row row_of(const Config& data, const TokenSource& source, Cut cut, const TokenLosses& losses) {
+Row row_of(const Config& model, const TokenSource& source, Cut cut, const TokenLosses& losses) {
   Row row{.cut = cut,
           .tokens = losses.tokens(),
           .nll = losses.nll(),
           .bits_per_byte = {},
           .bayes_optimal = source.bayes_optimal_loss()};
-  if (data.data.source == "shards" && data.model.vocab == 256)
+  if (model.data.source == "shards" && model.model.vocab == 256)
     row.bits_per_byte = row.nll / std::numbers::ln2;
   return row;
+}
+
+TokenLosses measure(const TrainedModel& model, Device& device, TokenSource& source, Cut cut,
+                    bool keep_per_token) {
+  SlowWork work("length " + std::to_string(cut.length), "tokens", static_cast<double>(cut.tokens()));
+  std::int64_t before = 0;
+  return evaluate(
+      model.config(), model.parameters(), device, source, cut, keep_per_token, {},
+      [&](std::int64_t sequences) {
+        work.add(static_cast<double>((sequences - std::exchange(before, sequences)) * cut.length));
+      });
 }
 }  // namespace
 
 int run_eval(const EvalOptions& options, Device& device) {
   check_options(options);
   const TrainedModel model(options.checkpoint, device);
-  const Plan plan = make_plan(options, model.config());
-  print_heading(model, options, plan);
+  const EvaluationData data(model, options.data);
+  if (data.none())
+    throw ConfigError("the run has no validation data (data.val is empty); name some with --data GLOB");
+  const Plan plan = make_plan(options, model.config(), data);
+  print_heading(model, options, data, plan);
   nlohmann::json json = heading_json(model, options, plan, device);
   for (const Cut& cut : plan.cuts) {
-    const std::unique_ptr<TokenSource> source = open_at(plan.data, cut.length);
-    const TokenLosses losses = evaluate(model.config(), model.parameters(), device, *source, cut,
-                                        !options.per_token.empty(), PassLimits{}, SlowProgress(cut));
-    const Row row = row_of(plan.data, *source, cut, losses);
+    const std::unique_ptr<TokenSource> source = data.open(cut.length);
+    const TokenLosses losses = measure(model, device, *source, cut, !options.per_token.empty());
+    const Row row = row_of(model.config(), *source, cut, losses);
     print_row(row, cut == plan.cuts.front());
     json["results"].push_back(to_json(row, losses));
     if (options.per_token.empty()) continue;
-    const fs::path path = per_token_path(options, cut.length, plan.cuts.size() > 1);
+    const fs::path path = per_token_path(options, cut.length);
     write_npy(path, {cut.sequences, cut.length}, losses.per_token);
     json["results"].back()["per_token"] = path.string();
   }
-  if (!options.json.empty()) write_file_atomically(options.json, json.dump(2) + "\n");
+  if (!options.json.empty()) write_json(options.json, json);
   return 0;
 }
 

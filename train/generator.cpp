@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace goat {
 
@@ -9,6 +10,7 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
                      std::vector<std::int32_t> prompt, std::int64_t new_tokens, bool use_cache)
     : device_(device),
       tokens_(std::move(prompt)),
+      prompt_length_(tokens_.size()),
       capacity_(tokens_.size() + static_cast<std::size_t>(new_tokens)) {
   if (tokens_.empty()) throw std::invalid_argument("Generator: the prompt has no tokens");
   const auto capacity = static_cast<std::int64_t>(capacity_),
@@ -27,10 +29,19 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
 }
 
 std::span<const float> Generator::next_logits() {
+  if (std::exchange(restarted_, false)) return prompt_logits_;
+  const bool after_prompt = tokens_.size() == prompt_length_;
   const Tensor logits = cache_ ? run_new_tokens() : run_all_tokens();
-  logits_.resize(static_cast<std::size_t>(logits.elements()));
-  device_.download(logits_.data(), logits.data, logits.bytes());
-  return logits_;
+  std::vector<float>& result = after_prompt ? prompt_logits_ : logits_;
+  result.resize(static_cast<std::size_t>(logits.elements()));
+  device_.download(result.data(), logits.data, logits.bytes());
+  return result;
+}
+
+void Generator::restart() {
+  tokens_.resize(prompt_length_);
+  restarted_ = !prompt_logits_.empty();
+  if (cache_ && restarted_) cache_->length = static_cast<std::int64_t>(prompt_length_);
 }
 
 Tensor Generator::run_new_tokens() {

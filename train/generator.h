@@ -23,6 +23,8 @@ class Generator {
   // Logits [V] of the token after all there are. Valid until the next call.
   std::span<const float> next_logits();
   void append(std::int32_t token) { tokens_.push_back(token); }
+  // Back to the prompt, for another continuation of it. The prompt is not computed again.
+  void restart();
 
   const std::vector<std::int32_t>& tokens() const { return tokens_; }  // prompt included
   std::size_t memory_bytes() const { return memory_.total_bytes(); }
@@ -33,12 +35,13 @@ class Generator {
 
   Device& device_;
   std::vector<std::int32_t> tokens_;
-  std::size_t capacity_;
+  std::size_t prompt_length_, capacity_;
   MemoryPlan memory_;
-  std::unique_ptr<KvCache> cache_;         // with the cache:
-  std::unique_ptr<Model> prompt_, token_;  //   the pass over the prompt, and over one token
-  std::unique_ptr<Model> all_;             // without: over `capacity_` tokens
-  std::vector<float> logits_;
+  std::unique_ptr<KvCache> cache_;             // with the cache:
+  std::unique_ptr<Model> prompt_, token_;      //   the pass over the prompt, and over one token
+  std::unique_ptr<Model> all_;                 // without: over `capacity_` tokens
+  std::vector<float> logits_, prompt_logits_;  // the latter empty until they are known
+  bool restarted_ = false;                     // and nothing has followed the prompt since
 };
 
 }  // namespace goat

@@ -113,9 +113,12 @@ PriorRow prior_row(const LogPrior& prior, std::int64_t i) {
 }
 }  // namespace
 
-std::vector<PriorRow> prior_rows(const LogPrior& prior) {
+std::vector<PriorRow> prior_rows(const LogPrior& prior, const std::function<void(std::int64_t)>& progress) {
   std::vector<PriorRow> rows;
-  for (std::int64_t i = 0; i < prior.length(); ++i) rows.push_back(prior_row(prior, i));
+  for (std::int64_t i = 0; i < prior.length(); ++i) {
+    rows.push_back(prior_row(prior, i));
+    if (progress) progress(i + 1);
+  }
   return rows;
 }
 

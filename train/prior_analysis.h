@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -69,7 +70,9 @@ struct PriorRow {
   // of the first key's probability by any single logit. At most 1 - pi_i0, so theorem 2 bounds it too.
   double sensitivity() const { return (1 - outside_first) * outside_first; }
 };
-std::vector<PriorRow> prior_rows(const LogPrior& prior);  // [T]
+// [T]. `progress` (if given) is told after every row how many keys it has.
+std::vector<PriorRow> prior_rows(const LogPrior& prior,
+                                 const std::function<void(std::int64_t)>& progress = {});
 
 // Statistics of one head's causal prior; means over the rows i >= first_row = max(1, T / 4), where every key
 // has had room to spread.

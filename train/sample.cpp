@@ -7,11 +7,20 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
 
 #include "data/gpt2_tokenizer.h"
+#include "train/counted.h"
+#include "train/files.h"
 #include "train/generator.h"
+#include "train/json_file.h"
+#include "train/prompt.h"
+#include "train/run_tokenizer.h"
+#include "train/sources.h"
 #include "train/token_sampler.h"
 #include "train/trained_model.h"
 
@@ -19,70 +28,58 @@ namespace goat {
 
 namespace {
 
-// What is wrong with the options whatever the model; TokenSampler checks its own.
+SamplingRule rule_of(const SampleOptions& options) {
+  return {.temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p};
+}
+
+// What is wrong with the options whatever the model; the command line has checked each integer.
 void check_options(const SampleOptions& options) {
-  constexpr std::int64_t most_tokens = 16'000'000;  // positions stay exact in fp32
-  if (options.tokens < 1 || options.tokens > most_tokens)
-    throw ConfigError("--tokens " + std::to_string(options.tokens) + ": expected an integer from 1 to " +
-                      std::to_string(most_tokens));
+  validate(rule_of(options));
   const auto known = {"auto", "bytes", "gpt2", "ids"};
   if (std::ranges::find(known, options.tokenizer) == known.end())
     throw ConfigError("--tokenizer \"" + options.tokenizer +
                       "\" is not allowed; expected auto, bytes, gpt2 or ids");
+  const std::string reason = options.json.empty() ? "" : why_not_writable(options.json);
+  if (!reason.empty()) throw ConfigError("--json " + options.json + ": " + reason);
 }
 
-std::string tokenizer_of(const Config& config) {
-  constexpr std::int64_t gpt2 = 50257, gpt2_padded = 50304;
+// What --tokenizer auto means: as the data said when the run was trained, else by the vocabulary's size.
+std::string tokenizer_of(const TrainedModel& model) {
+  const Config& config = model.config();
   if (config.data.source != "shards") return "ids";
-  if (config.model.vocab == 256) return "bytes";
-  if (config.model.vocab >= gpt2 && config.model.vocab <= gpt2_padded) return "gpt2";
+  if (model.data().tokenizer == "bytes" || model.data().tokenizer == "gpt2") return model.data().tokenizer;
+  if (const std::string assumed = assumed_tokenizer(config); !assumed.empty()) return assumed;
   throw ConfigError("--tokenizer auto: cannot tell which tokenizer has model.vocab = " +
                     std::to_string(config.model.vocab) +
                     " (256: bytes, 50257: gpt2); give --tokenizer bytes, gpt2 or ids");
 }
 
-std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const Config& config) {
-  const std::string name = options.tokenizer == "auto" ? tokenizer_of(config) : options.tokenizer;
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (name == "bytes") tokenizer = std::make_unique<ByteTokenizer>();
-  if (name == "ids") tokenizer = std::make_unique<IdTokenizer>(config.model.vocab);
-  if (name == "gpt2") {
-    if (options.tokenizer_dir.empty())
-      throw ConfigError("the tokenizer gpt2 needs --tokenizer-dir, a folder with vocab.bpe and encoder.json");
-    tokenizer = std::make_unique<Gpt2Tokenizer>(options.tokenizer_dir);
-  }
-  if (tokenizer->vocabulary() > config.model.vocab)
-    throw ConfigError("--tokenizer " + name + " has " + std::to_string(tokenizer->vocabulary()) +
-                      " tokens, the model only " + std::to_string(config.model.vocab) +
-                      " (model.vocab): it was trained with another tokenizer");
-  return tokenizer;
+std::unique_ptr<Tokenizer> open_gpt2(const SampleOptions& options, const TrainedModel& model) {
+  if (!options.tokenizer_dir.empty()) return std::make_unique<Gpt2Tokenizer>(options.tokenizer_dir);
+  const RunPaths paths(model.run(), model.data().working_folder);
+  const std::filesystem::path folder = find_tokenizer(model.run(), paths, model.config().data.train);
+  if (folder.empty())
+    throw ConfigError("the tokenizer gpt2 needs vocab.bpe and encoder.json, and neither " +
+                      (model.run() / "tokenizer").string() +
+                      " nor tokenizer/ beside the training shards has them; name a folder that has with "
+                      "--tokenizer-dir (the run keeps a copy)");
+  return std::make_unique<Gpt2Tokenizer>(folder);
 }
 
-// What the model starts from, and how much of it is the user's.
-struct Prompt {
-  std::vector<std::int32_t> tokens;  // at least one
-  std::size_t unseen = 0;            // leading tokens that are not shown
-};
-
-// Where training blocks begin with BOS, so does every sequence here. Elsewhere an empty prompt becomes a
-// newline (ids: token 0, which is shown).
-Prompt read_prompt(const SampleOptions& options, const Config& config, const Tokenizer& tokenizer) {
-  Prompt prompt;
-  try {
-    prompt.tokens = tokenizer.encode(options.prompt);
-  } catch (const std::invalid_argument& error) {
-    throw ConfigError(std::string("--prompt: ") + error.what());
-  }
-  const bool text = config.data.source == "shards";
-  if (text && config.data.block == "bos") {
-    prompt.tokens.insert(prompt.tokens.begin(), static_cast<std::int32_t>(config.data.bos));
-    prompt.unseen = 1;
-  } else if (prompt.tokens.empty()) {
-    const bool newline = tokenizer.name() != std::string("ids");
-    prompt.tokens = newline ? tokenizer.encode("\n") : std::vector<std::int32_t>{0};
-    prompt.unseen = newline ? prompt.tokens.size() : 0;
-  }
-  return prompt;
+std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const TrainedModel& model) {
+  const std::string name = options.tokenizer == "auto" ? tokenizer_of(model) : options.tokenizer;
+  const std::int64_t vocabulary = model.config().model.vocab;
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (name == "bytes") tokenizer = std::make_unique<ByteTokenizer>();
+  if (name == "ids") tokenizer = std::make_unique<IdTokenizer>(vocabulary);
+  if (name == "gpt2") tokenizer = open_gpt2(options, model);
+  if (tokenizer->vocabulary() > vocabulary)
+    throw ConfigError("--tokenizer " + name + " has " + std::to_string(tokenizer->vocabulary()) +
+                      " tokens, the model only " + std::to_string(vocabulary) +
+                      " (model.vocab): it was trained with another tokenizer");
+  if (name == "gpt2" && !options.tokenizer_dir.empty())
+    remember_tokenizer(model.run(), options.tokenizer_dir);
+  return tokenizer;
 }
 
 // stdout, written through at once but in whole characters.
@@ -94,7 +91,7 @@ class TextStream {
     put(held_back_.substr(0, ready));
     held_back_.erase(0, ready);
   }
-  void finish() { put(held_back_); }
+  void finish() { put(std::exchange(held_back_, {})); }
   bool reader_gone() const { return reader_gone_; }
 
  private:
@@ -115,49 +112,86 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-// The rate is that of the tokens after the first, whose time is the prompt's.
+// Says what a continuation took. The rate is that of the tokens after the first, whose time is the prompt's.
 void report(std::size_t prompt, std::int64_t made, double prompt_seconds, double seconds,
             const Tokenizer& tokenizer) {
   if (isatty(STDOUT_FILENO)) std::fputc('\n', stderr);
-  std::fprintf(stderr, "prompt: %zu tokens in %.3f s; made: %lld tokens", prompt, prompt_seconds,
-               static_cast<long long>(made));
+  std::fprintf(stderr, "prompt: %s in %.3f s; made: %s",
+               counted(static_cast<std::int64_t>(prompt), "token").c_str(), prompt_seconds,
+               counted(made, "token").c_str());
   if (made > 1)
     std::fprintf(stderr, ", %.1f tokens/s", static_cast<double>(made - 1) / std::max(seconds, 1e-9));
   std::fprintf(stderr, "; tokenizer %s\n", tokenizer.name());
+}
+
+bool somebody_reads(const SampleOptions& options, const TextStream& out) {
+  return !out.reader_gone() || !options.json.empty();
+}
+
+// One continuation of the generator's prompt.
+struct Continuation {
+  std::vector<std::int32_t> tokens;
+  std::string text;
+};
+
+Continuation continue_prompt(const SampleOptions& options, std::uint64_t seed, Generator& generator,
+                             const Tokenizer& tokenizer, TextStream& out) {
+  TokenSampler sampler(rule_of(options), seed);
+  const std::size_t prompt = generator.tokens().size();
+  const Clock::time_point start = Clock::now();
+  Clock::time_point first_token = start;
+  Continuation made;
+  while (std::ssize(made.tokens) < options.tokens && somebody_reads(options, out)) {
+    // Ids that the tokenizer does not know (a padded vocabulary) are out of the draw.
+    const std::span<const float> logits =
+        generator.next_logits().first(static_cast<std::size_t>(tokenizer.vocabulary()));
+    const std::int32_t token = sampler.sample(logits, made.tokens.size());
+    generator.append(token);
+    made.tokens.push_back(token);
+    made.text += tokenizer.decode(token);
+    out.write(tokenizer.decode(token));
+    if (made.tokens.size() == 1) first_token = Clock::now();
+    if (token == tokenizer.end_of_text()) break;
+  }
+  out.finish();
+  if (!out.reader_gone())
+    report(prompt, std::ssize(made.tokens), seconds_between(start, first_token),
+           seconds_between(first_token, Clock::now()), tokenizer);
+  return made;
 }
 
 }  // namespace
 
 int run_sample(const SampleOptions& options, Device& device) {
   check_options(options);
-  TokenSampler sampler({.temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p},
-                       static_cast<std::uint64_t>(options.seed));
+  const PromptText text(options.prompt, options.prompt_file);
   const TrainedModel model(options.checkpoint, device);
-  const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(options, model.config());
-  const Prompt prompt = read_prompt(options, model.config(), *tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(options, model);
+  const Prompt prompt(text, model.config(), *tokenizer);
+  std::string shown;
+  for (std::size_t i = prompt.unseen; i < prompt.tokens.size(); ++i)
+    shown += tokenizer->decode(prompt.tokens[i]);
+  std::fprintf(stderr, "model: %s, step %lld\n", model.checkpoint().c_str(),
+               static_cast<long long>(model.step()));
   Generator generator(model.config(), model.parameters(), device, prompt.tokens, options.tokens,
                       !options.no_cache);
 
   TextStream out;
-  for (std::size_t i = prompt.unseen; i < prompt.tokens.size(); ++i)
-    out.write(tokenizer->decode(prompt.tokens[i]));
-  const Clock::time_point start = Clock::now();
-  Clock::time_point first_token = start;
-  std::int64_t made = 0;
-  while (made < options.tokens && !out.reader_gone()) {
-    // Ids that the tokenizer does not know (a padded vocabulary) are out of the draw.
-    const std::span<const float> logits =
-        generator.next_logits().first(static_cast<std::size_t>(tokenizer->vocabulary()));
-    const std::int32_t token = sampler.sample(logits, static_cast<std::uint64_t>(made));
-    generator.append(token);
-    out.write(tokenizer->decode(token));
-    if (++made == 1) first_token = Clock::now();
-    if (token == tokenizer->end_of_text()) break;
+  nlohmann::json json = nlohmann::json::array();
+  for (std::int64_t i = 0; i < options.samples && somebody_reads(options, out); ++i) {
+    const std::int64_t seed = options.seed + i;
+    if (options.samples > 1)
+      out.write("=== sample " + std::to_string(i + 1) + " of " + std::to_string(options.samples) + ", seed " +
+                std::to_string(seed) + "\n");
+    out.write(shown);
+    generator.restart();
+    const Continuation made =
+        continue_prompt(options, static_cast<std::uint64_t>(seed), generator, *tokenizer, out);
+    if (options.samples > 1) out.write("\n");
+    json.push_back(
+        {{"sample", i + 1}, {"seed", seed}, {"prompt", shown}, {"text", made.text}, {"tokens", made.tokens}});
   }
-  out.finish();
-  if (!out.reader_gone())
-    report(prompt.tokens.size(), made, seconds_between(start, first_token),
-           seconds_between(first_token, Clock::now()), *tokenizer);
+  if (!options.json.empty()) write_json(options.json, json);
   return 0;
 }
 

@@ -33,7 +33,8 @@ std::string how_to_prepare(const Config& config, const std::string& pattern) {
          tokenizer + " --out " + (folder.empty() ? "." : folder.string()) + " FILE...";
 }
 
-std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle) {
+std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle,
+                                         const std::vector<std::string>& files = {}) {
   return std::make_unique<ShardSource>(ShardOptions{.pattern = pattern,
                                                     .seq_len = config.data.seq_len,
                                                     .bos_block = config.data.block == "bos",
@@ -41,7 +42,8 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
                                                     .vocab = config.model.vocab,
                                                     .shuffle = shuffle,
                                                     .seed = static_cast<std::uint64_t>(config.train.seed),
-                                                    .advice = how_to_prepare(config, pattern)});
+                                                    .advice = how_to_prepare(config, pattern),
+                                                    .files = files});
 }
 }  // namespace
 
@@ -71,6 +73,13 @@ std::unique_ptr<TokenSource> open_validation_source(const Config& config) {
   if (config.eval.tokens == 0) return nullptr;
   if (config.data.source == "copy_mixture") return open_copy_mixture(config, true);
   return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false);
+}
+
+std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
+                                                    const std::vector<std::string>& files) {
+  if (config.data.source == "copy_mixture") return open_copy_mixture(config, true);
+  if (files.empty() && config.data.val.empty()) return nullptr;
+  return open_shards(config, config.data.val, false, files);
 }
 
 }  // namespace goat

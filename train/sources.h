@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "data/token_source.h"
 #include "train/config.h"
@@ -19,5 +20,10 @@ std::string assumed_tokenizer(const Config& config);
 
 // Which tokenizer made the tokens of shards, and how that is known, for people.
 std::string tokenizer_text(const Config& config, const TokenSource& data);
+
+// To evaluate a trained model on, whatever the config's section [eval]: the shards of `files` if there are
+// any, in this order, else the validation data; null where the config has none.
+std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
+                                                    const std::vector<std::string>& files);
 
 }  // namespace goat

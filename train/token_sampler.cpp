@@ -34,12 +34,16 @@ std::size_t most_likely(std::span<const float> logits) {
 }
 }  // namespace
 
-TokenSampler::TokenSampler(const SamplingRule& rule, std::uint64_t seed) : rule_(rule), seed_(seed) {
+void validate(const SamplingRule& rule) {
   require(rule.temperature >= 0 && std::isfinite(rule.temperature), "--temperature",
           std::to_string(rule.temperature), "a number of at least 0");
   require(rule.top_k >= 0, "--top-k", std::to_string(rule.top_k), "an integer of at least 0 (0: off)");
   require(rule.top_p > 0 && rule.top_p <= 1, "--top-p", std::to_string(rule.top_p),
           "a number above 0 and up to 1 (1: off)");
+}
+
+TokenSampler::TokenSampler(const SamplingRule& rule, std::uint64_t seed) : rule_(rule), seed_(seed) {
+  validate(rule);
 }
 
 std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t index) {
@@ -55,6 +59,8 @@ std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t i
   }
   if (rule_.top_k > 0) keep_most_likely(static_cast<std::size_t>(rule_.top_k));
   if (rule_.top_p < 1) keep_mass(rule_.top_p);
+  // Rounding may swap two tokens of nearly equal logits: in the order of ids that changes no draw.
+  std::ranges::sort(candidates_, {}, &Candidate::id);
 
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;

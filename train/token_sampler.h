@@ -14,11 +14,14 @@ struct SamplingRule {
       1;  // of these, only the fewest, most likely first, whose probabilities add up to top_p; 1: all
 };
 
+// Throws ConfigError unless temperature >= 0 is finite, top_k >= 0 and 0 < top_p <= 1; the message names the
+// option.
+void validate(const SamplingRule& rule);
+
 // Tokens of equal logits count as ordered by id: the lower id is the more likely one.
 class TokenSampler {
  public:
-  // Throws ConfigError unless temperature >= 0 is finite, top_k >= 0 and 0 < top_p <= 1; the message names
-  // the option.
+  // Validates the rule.
   TokenSampler(const SamplingRule& rule, std::uint64_t seed);
 
   // The token number `index` of a generation, of ids 0 .. logits.size() - 1. A pure function of rule, seed,
