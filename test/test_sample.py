@@ -152,12 +152,12 @@ def spelled(byte):
 
 @pytest.fixture(scope="module")
 def bpe_run(binary, tmp_path_factory):
-    """(run, tokenizer folder): documents "ab, c" in a vocabulary of bytes, "ab" (256) and <|endoftext|> (257), padded to 300."""
+    """(run, tokenizer folder): documents "ab, c" in a vocabulary of bytes, "ab" (256) and <|endoftext|> (257), padded to 400."""
     folder = tmp_path_factory.mktemp("bpe")
     ids = {spelled(byte): byte for byte in range(256)} | {"ab": 256, "<|endoftext|>": 257}
     (folder / "encoder.json").write_text(json.dumps(ids))
     (folder / "vocab.bpe").write_text("#version: 0.2\na b\n", encoding="utf-8")
-    return train_on(binary, folder, [257, 256, ord(","), ord(" "), ord("c")] * 200, model__vocab=300, data__block="bos", data__bos=257), folder
+    return train_on(binary, folder, [257, 256, ord(","), ord(" "), ord("c")] * 200, model__vocab=400, data__block="bos", data__bos=257), folder
 
 
 def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe_run):
@@ -175,7 +175,7 @@ def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe
 def test_padding_of_the_vocabulary_is_never_drawn(sample, bpe_run):
     run, folder = bpe_run
     made = 0
-    for seed in range(20):  # 42 of 300 ids have no text; a hot draw would soon meet one
+    for seed in range(20):  # 142 of 400 ids have no text; a hot draw would soon meet one
         _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, "--temperature", 1e6, "--seed", seed)
         made += int(err.split("made: ")[1].split()[0])
     assert made > 300
@@ -218,8 +218,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused(sample, byte_run, bpe_run, tmp
     run, folder = bpe_run
     _, err = sample(byte_run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, code=2)
     assert "258" in err and "256" in err
-    _, err = sample(run, code=2)  # 300 tokens: neither bytes nor GPT-2
-    assert "300" in err and "--tokenizer" in err
+    _, err = sample(run, code=2)  # 400 tokens: neither bytes nor GPT-2
+    assert "400" in err and "--tokenizer" in err
     _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", tmp_path, code=3)
     assert "encoder.json" in err and "https://" in err
     invalid = b"\xff".decode(errors="surrogateescape")

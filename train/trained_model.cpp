@@ -4,6 +4,7 @@
 
 #include "data/token_source.h"
 #include "train/model_parameters.h"
+#include "train/run_folder.h"
 
 namespace goat {
 
@@ -25,10 +26,10 @@ FoundCheckpoint newest_of(const fs::path& run) {
     std::fprintf(stderr, "warning: %s\n", reason.c_str());
   });
   if (found) return *found;
-  const fs::path replaced = run / ".replaced";
+  const fs::path replaced = run / replaced_run;
   fail(run, std::string("no complete checkpoint here; expected a run folder with checkpoints/step_*, or a "
                         "folder with model.safetensors and state.json") +
-                (fs::exists(replaced) ? "\nThe run that was here before is still in " + replaced.string() +
+                (fs::exists(replaced) ? "\nThe run that this one replaces is still in " + replaced.string() +
                                             ", until this one has a checkpoint"
                                       : ""));
 }
