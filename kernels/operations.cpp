@@ -58,6 +58,7 @@ void check_attention_inputs(Signature& s, const Attention& op) {
   s.strided("q", op.q, model, {"B", "T_q", "H", "d_h"});
   s.strided("k", op.k, model, {"B", "T_k", "H", "d_h"});
   s.strided("v", op.v, model, {"B", "T_k", "H", "d_h"});
+  s.require(s["d_h"] >= 1, "d_h >= 1", {"d_h"});
   if (op.slope) s.contiguous("slope", op.slope, f32, {"H"});
   require_positive(s, "scale", op.scale);
   require_keys(s, op.causal);

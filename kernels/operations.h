@@ -11,6 +11,9 @@
 // * Activations, weights and their gradients have the model's dtype (f32, or bf16 with fp32 accumulation);
 // everything marked f32 is always f32.
 // * Tensors are contiguous unless a field says "strided": then only the last dimension must be.
+// * N, B, T and T_q may be 0: sums of no terms are 0, and what is accumulated into stays as it is.
+// * Indices (tokens, targets) lie within their range. The readers of data see to it when they load them: the
+// cpu device throws std::out_of_range for others, a GPU, which cannot, reads or adds to other memory.
 // * No operation returns a value to the host: results stay in device memory. Every operation is deterministic
 // unless it is told that it need not be.
 #pragma once

@@ -126,7 +126,7 @@ AttentionBackward DeviceAttention::backward_operation() const {
   op.dq = part(dqkv, 0, t_q_);
   op.dk = part(dqkv, 1, t_k_);
   op.dv = part(dqkv, 2, t_k_);
-  if (dq_lanes.tensor().elements() > 0) op.dq_lanes = dq_lanes, op.dk_lanes = dk_lanes;
+  if (dq_lanes.tensor().shape[3] > 0) op.dq_lanes = dq_lanes, op.dk_lanes = dk_lanes;
   op.dkey_bias = dkey_bias;
   op.dslope = dslope;
   op.delta = delta;

@@ -159,6 +159,7 @@ std::vector<float> transposed(const float* x, std::int64_t rows, std::int64_t co
 void CpuDevice::launch(const SinkBackward& op) {
   const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1],
                      heads = op.w2.shape[0];
+  if (rows == 0) return;
   sum_over_batch(op.dkey_bias_sum, op.dkey_bias);
   const float *dkey_bias = op.dkey_bias_sum.as<float>(), *hidden = op.hidden.as<float>(),
               *w2 = op.w2.as<float>();

@@ -144,10 +144,12 @@ template void attention_delta<float>(const BackwardArguments<float>&, int, Strea
 template void attention_delta<bf16>(const BackwardArguments<bf16>&, int, Stream);
 
 void CudaDevice::launch(const AttentionBackward& op) {
-  if (op.dq.elements() == 0) return;
+  if (op.dk.elements() == 0) return;
   const int batch = static_cast<int>(op.q.shape[0]);
   with_element_type(op.q.dtype, [&]<class T>(T) {
     const BackwardArguments<T> arguments(op);
+    if (arguments.queries == 0)  // dk, dv and what else belongs to keys are sums of no terms
+      return attention_backward_ffma<T>(arguments, batch, stream_);
     attention_delta<T>(arguments, batch, stream_);
     if constexpr (std::is_same_v<T, bf16>)
       if (arguments.head_dim <= 128 && arguments.aligned()) {

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForward
   GOAT_SHARED(activation, Tile);  // [unit][position]
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * 32;
-  for (int first_unit = 0; first_unit < op.units; first_unit += 32) {
+  for (int first_unit = 0; first_unit < max(op.units, 1); first_unit += 32) {  // once even without units
     const int unit = first_unit + lane;
     float x[32 / warps];
 #pragma unroll
