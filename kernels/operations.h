@@ -91,12 +91,16 @@ struct RmsNormBackward {
 };
 
 // --------------------------------------------------------------------------------------------------- linear
+// tf32: a device that is faster with it may round f32 operands of the matrix product to TF32, 10 bits of
+// mantissa; sums stay in fp32.
+
 // out = x weight^T + bias
 struct LinearForward {
   Tensor out;     // [N, O]
   Tensor x;       // [N, I]
   Tensor weight;  // [O, I]
   Tensor bias;    // [O] optional
+  bool tf32 = false;
 };
 
 // dx = dout weight
@@ -104,6 +108,7 @@ struct LinearBackwardInput {
   Tensor dx;      // [N, I]
   Tensor dout;    // [N, O]
   Tensor weight;  // [O, I]
+  bool tf32 = false;
 };
 
 // dweight += dout^T x,  dbias += column sums of dout
@@ -112,6 +117,7 @@ struct LinearBackwardWeight {
   Tensor dbias;    // [O] += optional
   Tensor dout;     // [N, O]
   Tensor x;        // [N, I]
+  bool tf32 = false;
 };
 
 // ----------------------------------------------------------------------------------------------------- gelu

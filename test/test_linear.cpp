@@ -1,4 +1,6 @@
+#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "test/catch.h"
@@ -259,6 +261,80 @@ TEST_CASE("linear: operands that do not start on 16 bytes match float64") {
       memory->values();  // throws if the guards were touched
     CHECK(std::isnan(out_memory.values()[0]));
     CHECK(std::isnan(dx_memory.values()[0]));
+  }
+}
+
+namespace {
+// To 10 bits of mantissa, to nearest, ties away from zero.
+double rounded_to_tf32(double value) {
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);  // 11 bits with the leading one
+  return std::ldexp(std::round(std::ldexp(fraction, 11)), exponent - 11);
+}
+Values rounded_to_tf32(Values values) {
+  for (double& value : values) value = rounded_to_tf32(value);
+  return values;
+}
+
+struct Products {
+  Oracle out, dx, dweight;
+};
+Products products_of(const Shape& s, const Values& x, const Values& weight, const Values& bias,
+                     const Values& dout, const Values& start) {
+  return {forward(s, x, weight, bias), backward_input(s, dout, weight), backward_weight(s, start, dout, x)};
+}
+}  // namespace
+
+TEST_CASE(
+    "linear: TF32 products are those of operands cut to 10 bits, and full fp32 where a device has none") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  const Shape s{33, 64, 40};
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
+    const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype),
+               weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype),
+               bias_memory = Operand::normal(*device, rng, {s.out + 1}, "bias", 1, dtype),
+               dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype),
+               start = Operand::normal(*device, rng, {s.out, s.in}, "dweight", 1, dtype);
+    for (const std::int64_t shift : {0, 1}) {  // 1: a bias that the matrix library may not take
+      const Tensor bias = bias_memory.tensor().slice(0, shift, s.out);
+      const auto run = [&](bool tf32) {
+        const Operand out(*device, dtype, {s.tokens, s.out}, "out"),
+            dx(*device, dtype, {s.tokens, s.in}, "dx");
+        const auto dweight = Operand::of(*device, start.values(), {s.out, s.in}, "dweight", dtype);
+        device->run(LinearForward{out, x, weight, bias, tf32});
+        device->run(LinearBackwardInput{dx, dout, weight, tf32});
+        device->run(LinearBackwardWeight{dweight, {}, dout, x, tf32});
+        return std::array<Values, 3>{out.values(), dx.values(), dweight.values()};
+      };
+      const std::array<Values, 3> full = run(false), got = run(true);
+      if (name == "cpu" || dtype == DType::bf16) {
+        CHECK((got == full));
+        continue;
+      }
+      const Values bias_values = values_of(*device, bias);
+      const auto products = [&](auto round) {
+        return products_of(s, round(x.values()), round(weight.values()), bias_values, round(dout.values()),
+                           start.values());
+      };
+      const Products exact = products([](Values values) { return values; }),
+                     rounded = products([](Values values) { return rounded_to_tf32(std::move(values)); });
+      const Oracle* wants[] = {&exact.out, &exact.dx, &exact.dweight};
+      const Oracle* roundeds[] = {&rounded.out, &rounded.dx, &rounded.dweight};
+      for (std::size_t which = 0; which < 3; ++which) {
+        INFO("product " << which << ", bias at " << shift);
+        if (name == "simt") CHECK((got[which] != full[which]));  // a matrix library may decline
+        // A factor is cut by 2^-10 of itself or less.
+        const Oracle& want = *wants[which];
+        std::size_t beyond = 0;
+        for (std::size_t i = 0; i < want.value.size(); ++i)
+          beyond += !(std::abs(got[which][i] - want.value[i]) <= 0x1p-9 * want.terms[i]);
+        CHECK(beyond == 0);
+        if (name == "simt") CHECK_FP32(got[which], roundeds[which]->value, roundeds[which]->terms);
+      }
+    }
   }
 }
 

@@ -24,8 +24,9 @@ AttentionLayer::AttentionLayer(const Config& config, const ParameterSet& paramet
                  : static_cast<float>(1.0 / std::sqrt(static_cast<double>(content_dim_)))),
       learned_frequencies_(config.prior.learned_frequencies),
       cached_qkv_(cached_qkv),
-      qkv_(parameters, prefix + "qkv"),
-      o_(parameters, prefix + "o") {
+      deterministic_(config.train.deterministic),
+      qkv_(config, parameters, prefix + "qkv"),
+      o_(config, parameters, prefix + "o") {
   if (config.has_prior()) prior_ = std::make_unique<PriorLayer>(config, parameters, prefix + "prior.");
 }
 
@@ -74,7 +75,8 @@ void AttentionLayer::backward(Device& device, SharedBuffers& shared, const Atten
                                .v = saved.qkv.select(2, 2),
                                .slope = slope(),
                                .scale = scale_,
-                               .content_dim = content_dim_});
+                               .content_dim = content_dim_,
+                               .deterministic = deterministic_});
   if (prior_) prior_->backward(device, shared);
   qkv_.backward_weight(device, shared.dqkv, x);
   qkv_.backward_input(device, dx, shared.dqkv);

@@ -38,6 +38,7 @@ class AttentionLayer {
   float scale_;
   bool learned_frequencies_;
   const Tensor* cached_qkv_;
+  bool deterministic_;
   LinearLayer qkv_, o_;
   std::unique_ptr<PriorLayer> prior_;  // goat only
 };

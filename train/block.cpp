@@ -57,8 +57,10 @@ void SharedBuffers::fill_tables(const Config& config, Device& device) const {
                           .train_length = config.data.seq_len});
 }
 
-LinearLayer::LinearLayer(const ParameterSet& parameters, const std::string& name)
-    : weight(&parameters.at(name + ".weight")), bias(&parameters.at(name + ".bias")) {}
+LinearLayer::LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name)
+    : weight(&parameters.at(name + ".weight")),
+      bias(&parameters.at(name + ".bias")),
+      tf32(config.model.tf32 == "all") {}
 
 Tensor LinearLayer::matrix(const Tensor& packed) const {
   return packed.reshape({bias->value.elements(), packed.shape[packed.rank - 1]});
@@ -72,14 +74,17 @@ Tensor flat(const Tensor& t) { return t.reshape({t.elements()}); }
 
 void LinearLayer::forward(Device& device, const Tensor& out, const Tensor& x) const {
   const Tensor w = matrix(weight->value);
-  device.run(LinearForward{
-      .out = rows_of(out, w.shape[0]), .x = rows_of(x, w.shape[1]), .weight = w, .bias = flat(bias->value)});
+  device.run(LinearForward{.out = rows_of(out, w.shape[0]),
+                           .x = rows_of(x, w.shape[1]),
+                           .weight = w,
+                           .bias = flat(bias->value),
+                           .tf32 = tf32});
 }
 
 void LinearLayer::backward_input(Device& device, const Tensor& dx, const Tensor& dout) const {
   const Tensor w = matrix(weight->value);
-  device.run(
-      LinearBackwardInput{.dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w});
+  device.run(LinearBackwardInput{
+      .dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w, .tf32 = tf32});
 }
 
 void LinearLayer::backward_weight(Device& device, const Tensor& dout, const Tensor& x) const {
@@ -87,7 +92,8 @@ void LinearLayer::backward_weight(Device& device, const Tensor& dout, const Tens
   device.run(LinearBackwardWeight{.dweight = dw,
                                   .dbias = flat(bias->grad),
                                   .dout = rows_of(dout, dw.shape[0]),
-                                  .x = rows_of(x, dw.shape[1])});
+                                  .x = rows_of(x, dw.shape[1]),
+                                  .tf32 = tf32});
 }
 
 NormLayer::NormLayer(const ParameterSet& parameters, const std::string& name)

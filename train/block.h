@@ -77,7 +77,8 @@ std::vector<std::unique_ptr<Block>> make_blocks(const Config& config, BatchShape
 struct LinearLayer {
   const Parameter* weight = nullptr;
   const Parameter* bias = nullptr;
-  LinearLayer(const ParameterSet& parameters, const std::string& name);
+  bool tf32 = false;  // model.tf32 = all
+  LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
   void forward(Device& device, const Tensor& out, const Tensor& x) const;
   void backward_input(Device& device, const Tensor& dx, const Tensor& dout) const;
   void backward_weight(Device& device, const Tensor& dout, const Tensor& x) const;

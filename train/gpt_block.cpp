@@ -38,8 +38,8 @@ class GptBlock final : public Block {
         norm1_(parameters, prefix + "norm1"),
         attention_(config, parameters, prefix + "attn.", cached_qkv),
         norm2_(parameters, prefix + "norm2"),
-        up_(parameters, prefix + "mlp.up"),
-        down_(parameters, prefix + "mlp.down"),
+        up_(config, parameters, prefix + "mlp.up"),
+        down_(config, parameters, prefix + "mlp.down"),
         saved_(std::move(activations)),
         entry_(std::move(entry)) {}
 

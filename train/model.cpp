@@ -30,6 +30,7 @@ Model::Model(const Config& config, BatchShape shape, bool training, const Parame
              MemoryPlan& memory, KvCache* cache)
     : shape_(shape),
       config_(config),
+      tf32_(config.model.tf32 == "all"),
       cache_(cache),
       embedding_(&parameters.at("embedding.padded")),
       final_norm_(parameters, "final_norm") {
@@ -65,8 +66,8 @@ void Model::load(Device& device, std::span<const std::int32_t> inputs) const {
 Tensor Model::next_logits(Device& device, std::int64_t row) {
   run_blocks(device);
   const Tensor logits = logits_.slice(0, 0, 1);
-  device.run(
-      LinearForward{.out = logits, .x = normed_.slice(0, row, 1), .weight = embedding_->value, .bias = {}});
+  device.run(LinearForward{
+      .out = logits, .x = normed_.slice(0, row, 1), .weight = embedding_->value, .bias = {}, .tf32 = tf32_});
   return logits.slice(1, 0, config_.model.vocab);
 }
 
@@ -101,7 +102,7 @@ void Model::run_head(Device& device, float token_weight, bool backward) {
   for (std::int64_t first = 0; first < shape_.tokens(); first += logits_.shape[0]) {
     const std::int64_t rows = std::min(logits_.shape[0], shape_.tokens() - first);
     const Tensor logits = logits_.slice(0, 0, rows), x = normed_.slice(0, first, rows);
-    device.run(LinearForward{.out = logits, .x = x, .weight = embedding_->value, .bias = {}});
+    device.run(LinearForward{.out = logits, .x = x, .weight = embedding_->value, .bias = {}, .tf32 = tf32_});
     device.run(CrossEntropy{.logits = logits,
                             .losses = losses_.slice(0, first, rows),
                             .targets = targets_.slice(0, first, rows),
@@ -110,9 +111,12 @@ void Model::run_head(Device& device, float token_weight, bool backward) {
                             .vocab = config_.model.vocab,
                             .backward = backward});
     if (!backward) continue;
-    device.run(LinearBackwardInput{
-        .dx = shared_.dnorm.slice(0, first, rows), .dout = logits, .weight = embedding_->value});
-    device.run(LinearBackwardWeight{.dweight = embedding_->grad, .dbias = {}, .dout = logits, .x = x});
+    device.run(LinearBackwardInput{.dx = shared_.dnorm.slice(0, first, rows),
+                                   .dout = logits,
+                                   .weight = embedding_->value,
+                                   .tf32 = tf32_});
+    device.run(LinearBackwardWeight{
+        .dweight = embedding_->grad, .dbias = {}, .dout = logits, .x = x, .tf32 = tf32_});
   }
 }
 

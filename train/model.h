@@ -51,6 +51,7 @@ class Model {
 
   BatchShape shape_;
   const Config config_;
+  bool tf32_;  // model.tf32 = all
   KvCache* cache_;
   SharedBuffers shared_;
   const Parameter* embedding_;

@@ -1,5 +1,6 @@
-// Linear layers on the CPU: oneDNN's sgemm, which runs on all OpenMP threads and gives the same bits for the
-// same number of threads. dev/results/gemm_cpu.md holds the measurements behind the choice.
+// Linear layers on the CPU, always in full fp32: oneDNN's sgemm, which runs on all OpenMP threads and gives
+// the same bits for the same number of threads. dev/results/gemm_cpu.md holds the measurements behind the
+// choice.
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>

@@ -50,10 +50,11 @@ struct Product {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t out, left, right;
 
-  Product(const Tensor& out_, Factor left_, Factor right_, const Tensor& bias)
+  Product(const Tensor& out_, Factor left_, Factor right_, const Tensor& bias, bool tf32)
       : out(layout_of(out_)), left(layout_of(left_.tensor)), right(layout_of(right_.tensor)) {
-    check_cublas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                 "operation");  // fp32 products of f32, not TF32
+    const cublasComputeType_t products =
+        tf32 && out_.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    check_cublas(cublasLtMatmulDescInit(&operation, products, CUDA_R_32F), "operation");
     set(CUBLASLT_MATMUL_DESC_TRANSA, right_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, left_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (!bias) return;
@@ -102,8 +103,8 @@ std::string text_of(const Tensor& out, Factor left, Factor right, const Tensor& 
 
 struct Gemm::Library {
   // What the choice of an algorithm depends on: shapes, strides being theirs, dtype, which operands are
-  // transposed, bias or not, alignments.
-  using Key = std::array<std::int64_t, 10>;
+  // transposed, bias or not, TF32 or not, alignments.
+  using Key = std::array<std::int64_t, 11>;
 
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
@@ -127,7 +128,7 @@ struct Gemm::Library {
 
   // The first choice of cuBLASLt's heuristic, asked once a shape.
   const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right,
-                                                       const Tensor& bias) {
+                                                       const Tensor& bias, bool tf32) {
     const std::int64_t k = left.tensor.shape[left.transposed ? 0 : 1];
     const Key key{out.shape[0],
                   out.shape[1],
@@ -136,17 +137,20 @@ struct Gemm::Library {
                   left.transposed,
                   right.transposed,
                   static_cast<bool>(bias),
+                  tf32,
                   alignment_of(out),
                   alignment_of(left.tensor),
                   alignment_of(right.tensor)};
     const auto known = algorithms.find(key);
-    return known != algorithms.end() ? known->second
-                                     : algorithms.emplace(key, ask(out, left, right, bias)).first->second;
+    return known != algorithms.end()
+               ? known->second
+               : algorithms.emplace(key, ask(out, left, right, bias, tf32)).first->second;
   }
 
  private:
-  std::optional<cublasLtMatmulAlgo_t> ask(const Tensor& out, Factor left, Factor right, const Tensor& bias) {
-    Product product(out, left, right, bias);
+  std::optional<cublasLtMatmulAlgo_t> ask(const Tensor& out, Factor left, Factor right, const Tensor& bias,
+                                          bool tf32) {
+    Product product(out, left, right, bias, tf32);
     Preference preference(out, left.tensor, right.tensor);
     std::array<cublasLtMatmulHeuristicResult_t, 4> results{};
     int count = 0;
@@ -166,11 +170,12 @@ struct Gemm::Library {
 Gemm::Gemm(Stream stream) : stream_(stream), library_(std::make_unique<Library>()) {}
 Gemm::~Gemm() = default;
 
-bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias) {
-  return is_aligned_bias(bias) && library_->algorithm(out, left, right, bias).has_value();
+bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32) {
+  return is_aligned_bias(bias) && library_->algorithm(out, left, right, bias, tf32).has_value();
 }
 
-void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate) {
+void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
+                    bool tf32) {
   if (out.elements() == 0) return;
   if (left.tensor.elements() == 0) {  // an empty sum
     if (bias)
@@ -178,10 +183,10 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
     if (!accumulate) runtime::set_zero(out.data, out.bytes(), stream_);
     return;
   }
-  const std::optional<cublasLtMatmulAlgo_t>& algorithm = library_->algorithm(out, left, right, bias);
+  const std::optional<cublasLtMatmulAlgo_t>& algorithm = library_->algorithm(out, left, right, bias, tf32);
   if (!algorithm)
     throw std::runtime_error("cuBLASLt has no algorithm for " + text_of(out, left, right, bias));
-  Product product(out, left, right, bias);
+  Product product(out, left, right, bias, tf32);
   const float one = 1, beta = accumulate ? 1.0f : 0.0f;
   const cublasStatus_t status =
       cublasLtMatmul(library_->handle, &product.operation, &one, right.tensor.data, &product.right,

@@ -15,8 +15,8 @@ struct Factor {
   bool transposed;
 };
 
-// All operands are f32 (full fp32 products) or all bf16 (fp32 accumulation). Deterministic. Throws
-// std::runtime_error naming the tensors.
+// All operands are f32 (full fp32 products, or with `tf32` of operands rounded to TF32) or all bf16; sums are
+// fp32. Deterministic. Throws std::runtime_error naming the tensors.
 class Gemm {
  public:
   explicit Gemm(Stream stream);
@@ -25,10 +25,10 @@ class Gemm {
   ~Gemm();
 
   // out [m, n] = left [m, k] right [k, n] + bias [n] (optional) + out (if accumulate), rounded once.
-  void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate);
+  void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate, bool tf32);
 
   // Whether multiply takes this bias; one without 16-byte alignment it never does.
-  bool can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias);
+  bool can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32);
 
  private:
   struct Library;

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(spread_threads)
 // product is added: one write and one read of out more, and the same single rounding.
 void CudaDevice::launch(const LinearForward& op) {
   const std::int64_t elements = op.out.elements();
-  const bool spread =
-      op.bias && elements > 0 && !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias);
+  const bool spread = op.bias && elements > 0 &&
+                      !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias, op.tf32);
   if (spread) {
     const std::int64_t blocks =
         std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_);
@@ -90,18 +90,18 @@ void CudaDevice::launch(const LinearForward& op) {
               data_of<T>(op.bias), elements, op.out.shape[1]);
     });
   }
-  gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread);
+  gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread, op.tf32);
 }
 
 void CudaDevice::launch(const LinearBackwardInput& op) {
-  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false);
+  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false, op.tf32);
 }
 
 // dbias in two steps: a block sums a slice of 256 rows of a tile of columns, a warp reading 512 consecutive
 // bytes of a row; then a block adds the slices of 32 columns. Reads dout once, and moves 16 bytes a column
 // and slice.
 void CudaDevice::launch(const LinearBackwardWeight& op) {
-  gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true);
+  gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true, op.tf32);
   const std::int64_t rows = op.dout.shape[0], columns = op.dout.shape[1];
   if (!op.dbias || rows == 0) return;
   const std::int64_t slices = divide_up(rows, slice_rows);

@@ -5,6 +5,9 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <stdexcept>
 #include <vector>
 
@@ -22,6 +25,15 @@ std::vector<float> widened(const Tensor& tensor) {
   return values;
 }
 
+// To 10 bits of mantissa as cvt.rna.tf32.f32 does: to nearest, ties away from zero.
+void round_to_tf32(std::vector<float>& values) {
+  for (float& value : values) {
+    if (!std::isfinite(value)) continue;
+    const std::uint32_t bits = (std::bit_cast<std::uint32_t>(value) + 0x1000u) & 0xFFFFE000u;
+    value = std::bit_cast<float>(bits);
+  }
+}
+
 void store(const Tensor& tensor, const std::vector<float>& values) {
   if (tensor.dtype == DType::bf16)
     std::transform(values.begin(), values.end(), static_cast<bf16*>(tensor.data),
@@ -36,9 +48,12 @@ struct Gemm::Library {};
 Gemm::Gemm(Stream stream) : stream_(stream) {}
 Gemm::~Gemm() = default;
 
-bool Gemm::can_add_bias(const Tensor&, Factor, Factor, const Tensor& bias) { return is_aligned_bias(bias); }
+bool Gemm::can_add_bias(const Tensor&, Factor, Factor, const Tensor& bias, bool) {
+  return is_aligned_bias(bias);
+}
 
-void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate) {
+void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
+                    bool tf32) {
   const std::int64_t m = out.shape[0], n = out.shape[1], k = left.tensor.shape[left.transposed ? 0 : 1];
   if (m == 0 || n == 0) return;
   std::vector<float> sum = accumulate ? widened(out) : std::vector<float>(static_cast<std::size_t>(m * n));
@@ -50,7 +65,9 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
       sum[static_cast<std::size_t>(i)] += row[static_cast<std::size_t>(i % n)];
   }
   if (k > 0) {
-    const std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
+    std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
+    if (tf32 && out.dtype == DType::f32)
+      for (std::vector<float>* factor : {&a, &b}) round_to_tf32(*factor);
     const dnnl_status_t status =
         dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
                    left.tensor.shape[1], b.data(), right.tensor.shape[1], 1.0f, sum.data(), n);
