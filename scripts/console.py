@@ -4,7 +4,6 @@
 """
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
@@ -55,9 +54,18 @@ def one_line(text):
 
 def warn(script, message):
     """A line on stderr. Nothing happens if that cannot be written: there is no other place to say so."""
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: stderr is closed
+    if sys.stderr is None:
+        return
+    try:
         sys.stderr.write(f"{script}: {one_line(message)}\n")
         sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream):
+    """What is still buffered goes nowhere, or the interpreter would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text=""):
@@ -69,8 +77,7 @@ def say(text=""):
             print(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered goes nowhere, or the interpreter would complain about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise ReaderLeft from None
         raise ScriptError(f"cannot write to standard output: {error.strerror}") from None

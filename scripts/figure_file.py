@@ -63,7 +63,10 @@ def check_figure_path(path):
         raise UsageError(f"--out {path}: is a folder; give the name of a file in it, as {path / 'figure.png'}")
     if is_standard_output(path) and not os.path.samestat(path.stat(), os.stat(os.devnull)):
         raise UsageError(f"--out {path}: is where the sentences about the figure go; give a file or another pipe")
-    parent = Path(os.path.realpath(path)).parent
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise UsageError(f"--out {path}: its symbolic links lead in a circle")
+    parent = target.parent
     while not os.path.lexists(parent):
         parent = parent.parent
     if not parent.is_dir():

@@ -72,7 +72,8 @@ def draw_loss(runs, warn=lambda message: None):
             label = f"Bayes-optimal, {optimum:.3f}"
             axes.axhline(optimum, color="#333333", linewidth=1, linestyle=(0, (5, 4)), label=label)
             in_view = np.append(in_view, optimum)
-        margin = 0.06 * np.ptp(in_view) or 0.1
+        height = np.ptp(in_view)
+        margin = 0.06 * height if height > 1e-6 * np.abs(in_view).max() else 0.1  # not for rounding errors
         axes.set_ylim(in_view.min() - margin, in_view.max() + margin)
         axes.set(xlabel="step", ylabel="loss (nats a token)")
         axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)

@@ -15,7 +15,7 @@ FIRST_ROW = 16  # statistics leave out the first rows, where a few keys hold all
 PROBABILITY_FLOOR = 1e-3  # smaller ones share the darkest colour
 # Bytes for each of the length x length cells, measured (test_plot.py): what the two pictures of a head keep, and
 # what comes and goes while one is computed and drawn.
-KEPT_BYTES, WORKING_BYTES = 20, 80
+KEPT_BYTES, WORKING_BYTES = 20, 100
 
 
 @dataclass(frozen=True)
