@@ -43,7 +43,7 @@ Config chosen_config(const TrainOptions& options) {
   if (!std::filesystem::exists(own))
     throw ConfigError("--resume --out " + options.out + ": there is no run to continue (no " + own.string() +
                       "); to begin one, give --config");
-  return load_config("./" + own.string(), options.settings, print_note);
+  return load_config(own.string(), options.settings, print_note);
 }
 
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {

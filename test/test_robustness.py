@@ -60,7 +60,7 @@ def test_a_bad_shard_ends_the_run_with_exit_code_3(run_binary, tmp_path, make, w
 def as_ordinary_user(binary):
     """Runs the program as a user whom permissions bind (root is not), in a folder that this user may enter."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    folder.chmod(0o755)
+    folder.chmod(0o777)
     program = shutil.copy(binary, folder / "program")
     Path(program).chmod(0o755)  # whatever the umask was when it was built
     user = {"user": 65534} if os.geteuid() == 0 else {}
@@ -133,15 +133,27 @@ def flipped(data):
     return data
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
-@pytest.mark.parametrize(
+DAMAGES = pytest.mark.parametrize(
     "change", [lambda data: data[: len(data) // 2], flipped, lambda data: data + b"\0", lambda data: b""], ids=["cut", "flipped", "trailing", "empty"]
 )
+
+
+@DAMAGES
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 @pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
 def test_a_damaged_checkpoint_is_refused_with_exit_code_3(run_binary, tmp_path, trained, name, change, command):
     shutil.copytree(trained, tmp_path / "run")
     damage(tmp_path / f"run/checkpoints/step_00000012/{name}", change)
     assert name in run_binary(command, "--checkpoint", tmp_path / "run/checkpoints/step_00000012", code=3).stderr
+
+
+@DAMAGES
+def test_damaged_optimizer_state_keeps_nobody_from_looking_at_the_model_but_from_resuming(run_binary, tmp_path, trained, change):
+    shutil.copytree(trained, tmp_path / "run")
+    damage(tmp_path / "run/checkpoints/step_00000012/optimizer.safetensors", change)
+    for command in ("eval", "analyze", "sample"):
+        run_binary(command, "--checkpoint", tmp_path / "run")
+    assert "optimizer.safetensors" in run_binary("--resume", "--out", tmp_path / "run", code=3).stderr
 
 
 def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binary, binary, tmp_path, trained):

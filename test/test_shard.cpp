@@ -398,11 +398,12 @@ TEST_CASE("shard source: a short shuffled set keeps one block and shifts it with
 }
 
 TEST_CASE(
-    "shard source: a pattern that matches nothing says how to make shards; impossible options are refused") {
+    "shard source: a pattern that matches nothing is named, with advice; impossible options are refused") {
   const goat::test::TemporaryFolder folder;
   check_error([&] { ShardSource({.pattern = folder.file("no_*.bin"), .seq_len = 4, .vocab = 10}); },
-              {folder.file("no_*.bin"), "data/prepare.py text"});
-  check_error([&] { ShardSource({.pattern = "", .seq_len = 4, .vocab = 10}); }, {"data/prepare.py text"});
+              {folder.file("no_*.bin")});
+  check_error([&] { ShardSource({.pattern = "", .seq_len = 4, .vocab = 10, .advice = "bake some"}); },
+              {"no token shard matches ''", "bake some"});
   write_shard(folder.file("t.bin"), counting(10));
   const std::string pattern = folder.file("t.bin");
   CHECK_THROWS_AS(ShardSource({.pattern = pattern, .seq_len = 0, .vocab = 10}), std::invalid_argument);

@@ -82,7 +82,7 @@ struct Config {
   struct Eval {
     std::int64_t interval = 0;          // steps between validations; 0: only at the end
     std::int64_t tokens = 1'048'576;    // of validation data, in whole sequences; 0: no validation
-    std::int64_t retired_batches = -1;  // eval.batches of older versions until resolve_retired; -1: not set
+    std::int64_t retired_batches = -1;  // eval.batches of older versions, until resolve_retired; -1: not set
   } eval;
 
   struct Checkpoint {

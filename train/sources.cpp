@@ -18,19 +18,27 @@ std::unique_ptr<TokenSource> open_copy_mixture(const Config& config, bool valida
                          .validation = validation});
 }
 
+// `word` as a shell takes it for one word.
+std::string shell_quoted(const std::string& word) {
+  constexpr const char* plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-+=:,@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 // The command that makes shards for this config where `pattern` looks for them.
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config);
-  const std::filesystem::path folder = std::filesystem::path(pattern).parent_path();
+  const std::string check = "check data.train and data.val (relative paths begin in the current folder)";
   if (tokenizer.empty())
-    return "check data.train and data.val (relative paths begin in the current folder); the files hold the "
-           "tokens of "
-           "your own tokenizer, model.vocab = " +
-           std::to_string(config.model.vocab) + ", in the format of llm.c";
-  return "check data.train and data.val (relative paths begin in the current folder), or make shards from "
-         "text "
-         "files:\n  .venv/bin/python data/prepare.py text --tokenizer " +
-         tokenizer + " --out " + (folder.empty() ? "." : folder.string()) + " FILE...";
+    return check +
+           "; data/prepare.py text makes shards of bytes (model.vocab = 256) and of GPT-2's tokens (50257), "
+           "but " +
+           "here model.vocab = " + std::to_string(config.model.vocab);
+  const std::filesystem::path folder = std::filesystem::path(pattern).parent_path();
+  return check + ", or make shards from text files:\n  .venv/bin/python data/prepare.py text --tokenizer " +
+         tokenizer + " --out " + shell_quoted(folder.empty() ? "." : folder.string()) + " FILE...";
 }
 
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle,
