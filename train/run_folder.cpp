@@ -64,6 +64,7 @@ enum class Content { nothing, run, something_else };
 Content content_of(const fs::path& path) {
   if (!fs::exists(path)) return Content::nothing;
   if (!fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
+  if (is_there(path / moving_aside)) return Content::run;  // until take_back_old_run
   if (is_there(path / config_file))
     return is_empty_file(path / metrics_file) && !holds_progress(path) ? Content::nothing : Content::run;
   const bool vacant = std::ranges::all_of(fs::directory_iterator(path), is_leftover);
