@@ -1,6 +1,7 @@
 """`train_gpt_goat analyze`: every file against NumPy, from model.safetensors alone; what is left out and said; bad use."""
 
 import json
+import re
 import subprocess
 import tomllib
 
@@ -219,6 +220,32 @@ def test_a_long_analysis_holds_only_the_start_of_the_log_prior(run_binary, tmp_p
     sink, kappa = (np.load(run / "analysis" / f"{name}.npy")[0, 0] for name in ("sink", "kappa"))
     assert log_prior.shape == (4096, 4096) and sink.shape == (4100,)
     assert log_prior[4095] == pytest.approx(kappa[4095::-1] + sink[:4096], rel=1e-6, abs=1e-5)
+
+
+def test_one_is_singular(run_binary, tmp_path):
+    run = train(run_binary, tmp_path / "run", **{"model.layers": 1, "model.heads": 1, "model.width": 12})
+    said = run_binary("analyze", "--checkpoint", run).stdout
+    for text in ("step 6: 1 layer, 1 head, attention goat", "relative part, 1 head\n", "4 sequences of them probed"):
+        assert text in said, said
+    assert "1 heads" not in said and "1 layers" not in said
+    assert "the model has 1 layer; expected 0\n" in run_binary("analyze", "--checkpoint", run, "--layer", 1, code=2).stderr
+
+
+def test_long_work_tells_how_far_it_is(binary, run_binary, tmp_path):
+    run = train(run_binary, tmp_path / "run", **{"model.layers": 1, "model.heads": 1, "model.width": 12})
+    probed = train(run_binary, tmp_path / "probed", **{"model.attention": "none"})
+    cases = {
+        "prior: ": ["analyze", "--checkpoint", run, "--length", 200_000],
+        "attention: ": ["analyze", "--checkpoint", probed, "--length", 60_000],
+        "length 16: ": ["eval", "--checkpoint", run, "--tokens", 200_000_000],
+    }
+    processes = [subprocess.Popen([binary, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for words in cases.values()]
+    for start, process in zip(cases, processes, strict=True):
+        line = process.stderr.readline()
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        assert re.fullmatch(re.escape(start) + r"\d+%  \d+ (keys|tokens)/s.*\n", line), line
 
 
 def test_bad_use_is_explained_and_writes_nothing(run_binary, tmp_path):

@@ -167,6 +167,119 @@ def test_other_data_fewer_tokens_and_the_papers_protocol(train_run, run_binary, 
     assert results("--lengths", "24,48", "--protocol", "paper") == [(24, 100), (48, 62)]
 
 
+def test_a_glob_that_the_shell_expands_means_the_same_as_one_in_quotes(train_run, run_binary, tmp_path, rng):
+    run = train_run(some_text(rng, 400, 50), {"train.steps": 2})
+    names = [tmp_path / f"more_{n}.bin" for n in range(3)]
+    for name in names:
+        write_shard(name, some_text(rng, 240, 50))
+
+    def loss(*arguments):
+        run_binary("eval", *arguments, "--json", tmp_path / "eval.json")
+        return json.loads((tmp_path / "eval.json").read_text())["results"][0]
+
+    quoted = loss("--checkpoint", run, "--data", tmp_path / "more_*.bin")
+    assert quoted["tokens"] == 720
+    assert quoted == loss("--checkpoint", run, "--data", *names)
+    assert quoted == loss("--data", *reversed(names), "--checkpoint", run)  # in whatever order, before whatever follows
+    assert quoted == loss("--data", names[1], "--checkpoint", run, "--data", tmp_path / "more_*.bin")  # each shard once
+    assert loss("--checkpoint", run, "--data", *names[:2])["tokens"] == 480
+    stderr = run_binary("eval", "--checkpoint", run, "--data", *names, tmp_path / "none.bin", code=3).stderr
+    assert f"--data '{tmp_path}/none.bin': no file matches" in stderr
+
+    odd = tmp_path / "more [1].bin"  # a name that is no pattern
+    odd.write_bytes(names[0].read_bytes())
+    assert loss("--checkpoint", run, "--data", odd) == loss("--checkpoint", run, "--data", names[0])
+
+
+def test_relative_validation_data_are_found_from_every_folder(binary, run_command, tmp_path, rng):
+    project, elsewhere = tmp_path / "pro[j]ect", tmp_path / "elsewhere"
+    (project / "data").mkdir(parents=True)
+    elsewhere.mkdir()
+    write_shard(project / "data/tokens.bin", some_text(rng, 300, 50))
+    data = {"data.source": "shards", "data.train": "data/*.bin", "data.val": "data/tok*.bin", "train.steps": 2}
+    settings = [word for key, value in (MODEL | data).items() for word in ("--set", f"{key}={value}")]
+
+    def call(folder, *words, code=0):
+        return run_command(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", folder, binary, *words], code=code)
+
+    def loss(folder, run):
+        call(folder, "eval", "--checkpoint", run, "--json", tmp_path / "eval.json")
+        return json.loads((tmp_path / "eval.json").read_text())["results"]
+
+    for out in ("runs/a", tmp_path / "far/away"):  # below the working folder, and far from it
+        call(project, "--config", "copy_mixture", "--out", out, *settings)
+        assert loss(elsewhere, project / out) == loss(project, project / out)
+    write_shard(tmp_path / "here.bin", some_text(rng, 300, 50))
+    (elsewhere / "data").mkdir()
+    (tmp_path / "here.bin").rename(elsewhere / "data/tokens.bin")  # of the same name, where the command is given
+    assert "not those" in call(elsewhere, "eval", "--checkpoint", project / "runs/a").stderr
+    (elsewhere / "data/tokens.bin").unlink()
+    assert "not those" not in call(elsewhere, "eval", "--checkpoint", project / "runs/a").stderr
+    moved = tmp_path / "moved"
+    project.rename(moved)  # the folder of the past is gone, but the data are still beside the runs
+    assert loss(elsewhere, moved / "runs/a")[0]["tokens"] == 288
+    assert (moved / "runs/a").is_dir()
+    call(elsewhere, "analyze", "--checkpoint", moved / "runs/a")
+    assert (moved / "runs/a/analysis/signal_vs_sink.npy").exists()
+    stderr = call(elsewhere, "eval", "--checkpoint", tmp_path / "far/away", code=3).stderr
+    for word in ("data/tok*.bin", "the current folder", str(project), str(tmp_path / "far/away"), "--data GLOB"):
+        assert word in stderr, stderr
+
+
+def test_validation_during_training_is_the_same_number_and_eval_says_how(train_run, run_binary, tmp_path, rng):
+    run = train_run(some_text(rng, 30 * 24, 50), {"eval.tokens": 5 * 24 + 7})
+    said = run_binary("eval", "--checkpoint", run).stdout
+    assert "validation during training used the first 120: --lengths 24 --tokens 120 gives the same loss" in said
+    said = run_binary("eval", "--checkpoint", run, "--lengths", 24, "--tokens", 120, "--json", tmp_path / "eval.json").stdout
+    assert "validation during training" not in said
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert report["validation_tokens"] == 120
+    assert report["results"][0]["nll"] == pytest.approx(json.loads((run / "summary.json").read_text())["val_loss"], abs=1e-6)
+    assert "validation during training" not in run_binary("eval", "--checkpoint", run, "--data", tmp_path / "tokens.bin").stdout
+
+
+def test_a_model_that_is_passed_on_needs_no_optimizer_state(train_run, run_binary, tmp_path, rng):
+    run = train_run(some_text(rng, 200, 50), {"train.steps": 2})
+    step = run / "checkpoints/step_00000002"
+    flat = tmp_path / "shared"
+    flat.mkdir()
+    for name in (step / "model.safetensors", step / "state.json", run / "config.toml"):
+        (flat / name.name).write_bytes(name.read_bytes())
+    wanted = run_binary("eval", "--checkpoint", run).stdout.split("length  ")[-1]
+    assert "step 2" in run_binary("eval", "--checkpoint", run).stdout
+    for path in (flat, f"{flat}/", flat / "model.safetensors", step, step / "model.safetensors"):
+        assert run_binary("eval", "--checkpoint", path).stdout.split("length  ")[-1] == wanted
+    run_binary("analyze", "--checkpoint", flat)
+    assert (flat / "analysis/analysis.json").exists() and not (tmp_path / "analysis").exists()
+    run_binary("analyze", "--checkpoint", step)
+    assert (run / "analysis/analysis.json").exists()
+    (tmp_path / "best").symlink_to(step)
+    (run / "analysis/analysis.json").unlink()
+    run_binary("analyze", "--checkpoint", tmp_path / "best")  # through a link as well
+    assert (run / "analysis/analysis.json").exists()
+    (flat / "state.json").unlink()
+    assert "state.json" in run_binary("eval", "--checkpoint", flat, code=3).stderr
+
+
+@pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_step_is_said(train_run, run_binary, rng, command):
+    run = train_run(some_text(rng, 200, 50), {"train.steps": 6, "checkpoint.interval": 2})
+    newest, before = run / "checkpoints/step_00000006", run / "checkpoints/step_00000004"
+    (newest / "model.safetensors").write_bytes(b"cut short")
+    (before / "optimizer.safetensors").unlink()  # which nobody needs here
+    options = ["--tokenizer", "ids", "--tokens", 1] if command == "sample" else []
+    result = run_binary(command, "--checkpoint", run, *options)
+    assert "warning:" in result.stderr and "step_00000006/model.safetensors" in result.stderr
+    assert "step_00000004, step 4" in (result.stderr if command == "sample" else result.stdout)
+    assert "step_00000006" in run_binary(command, "--checkpoint", newest, *options, code=3).stderr  # a step that is named is not replaced
+    for step in (before, run / "checkpoints/step_00000002"):
+        (step / "state.json").unlink()
+    stderr = run_binary(command, "--checkpoint", run, *options, code=3).stderr
+    assert "no complete checkpoint" in stderr and ".replaced" not in stderr
+    (run / ".replaced").mkdir()
+    assert str(run / ".replaced") in run_binary(command, "--checkpoint", run, *options, code=3).stderr
+
+
 def test_generated_data_are_the_validation_sequences_of_the_run(run_binary, tmp_path):
     run = tmp_path / "run"
     settings = [word for key, value in MODEL.items() for word in ("--set", f"{key}={value}")]
@@ -206,6 +319,10 @@ def test_bad_input_is_explained_and_leaves_no_file(train_run, run_binary, tmp_pa
         (2, ["--lengths", "12k"], ["12k"]),
         (2, ["--protocol", "papr"], ["papr", "recut", "paper"]),
         (2, ["--tokens", "-1"], ["--tokens", "-1"]),
+        (2, ["--tokens", "0"], ["--tokens", "0 is not allowed", "from 1 to"]),
+        (2, ["--tokens", "1e3"], ["--tokens", "1e3 is not allowed", "integer from 1 to"]),
+        (2, ["--lengths", "16000001"], ["--lengths", "from 1 to 16000000"]),
+        (2, ["--lengths="], ["--lengths"]),
         (2, ["--tokens", "23"], ["--tokens", "23", "24"]),
         (2, ["--tokens", "48", "--protocol", "paper"], ["--tokens", "--protocol"]),
         (2, ["--json", tmp_path / "nowhere" / "out.json"], ["--json", "nowhere"]),

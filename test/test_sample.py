@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -95,6 +96,40 @@ def test_a_model_that_knows_its_text_by_heart_continues_it(sample, byte_run):
     assert TEXT.encode().startswith(out)
 
 
+def test_prompts_come_from_a_file_or_from_stdin_byte_by_byte(binary, sample, byte_run, tmp_path):
+    prompt = b"Die Ziege\n\n\0\xff \xf0\x9f"  # bytes of every kind; the newlines stay
+    (tmp_path / "prompt").write_bytes(prompt)
+    options = ["--tokens", 20, "--temperature", 0]
+    wanted, _ = sample(byte_run, *options, "--prompt-file", tmp_path / "prompt")
+    assert wanted.startswith(prompt) and len(wanted) == len(prompt) + 20
+    for words in (["--prompt", "-"], ["--prompt-file", "-"]):
+        argv = [str(word) for word in (binary, "sample", "--checkpoint", byte_run, *options, *words)]
+        assert subprocess.run(argv, input=prompt, capture_output=True, check=True, timeout=60).stdout == wanted
+    (tmp_path / "line").write_text("Die Ziege\n")
+    assert sample(byte_run, *options, "--prompt-file", tmp_path / "line")[0] == sample(byte_run, *options, "--prompt", "Die Ziege\n")[0]
+    for words, text in [
+        (["--prompt-file", tmp_path / "none"], "No such file"),
+        (["--prompt-file", tmp_path], "Is a directory"),
+        (["--prompt-file", tmp_path / "line", "--prompt", ""], "--prompt and --prompt-file"),
+    ]:
+        assert text in sample(byte_run, *words, code=2)[1]
+
+
+def test_several_samples_are_those_of_the_seeds_that_follow(sample, byte_run, tmp_path):
+    options = ["--prompt", "Die Ziege", "--tokens", 40, *HOT]
+    alone = [sample(byte_run, *options, "--seed", seed)[0] for seed in (7, 8, 9)]
+    assert len(set(alone)) == 3
+    out, err = sample(byte_run, *options, "--seed", 7, "--samples", 3, "--json", tmp_path / "samples.json")
+    assert out == b"".join(b"=== sample %d of 3, seed %d\n%b\n" % (i + 1, i + 7, text) for i, text in enumerate(alone))
+    assert out == sample(byte_run, *options, "--seed", 7, "--samples", 3, "--no-cache")[0]
+    assert err.count("made: 40 tokens") == 3
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert [(entry["sample"], entry["seed"], entry["prompt"]) for entry in entries] == [(1, 7, "Die Ziege"), (2, 8, "Die Ziege"), (3, 9, "Die Ziege")]
+    for entry, text in zip(entries, alone, strict=True):
+        assert bytes(entry["tokens"]) == text[len("Die Ziege") :]
+        assert entry["text"] == text[len("Die Ziege") :].decode(errors="replace")
+
+
 def test_output_comes_as_it_is_made_and_in_whole_characters(binary, byte_run):
     process = subprocess.Popen(
         [binary, "sample", "--checkpoint", byte_run, "--prompt", "🐐", "--temperature", "0", "--tokens", "1500", "--no-cache"],
@@ -172,6 +207,41 @@ def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe
     assert "prompt: 1 token in" in err
 
 
+def gpt2_sample(sample, run, *options, code=0):
+    return sample(run, "--tokenizer", "gpt2", "--prompt", "ab", "--temperature", 0, *options, code=code)
+
+
+def test_the_vocabulary_is_remembered_in_the_run(sample, bpe_run, tmp_path):
+    source, files = bpe_run
+    run = tmp_path / "run"
+    shutil.copytree(source, run)
+    shutil.rmtree(run / "tokenizer", ignore_errors=True)
+    assert "--tokenizer-dir" in gpt2_sample(sample, run, code=2)[1]
+    assert not (run / "tokenizer").exists()
+    wanted, _ = gpt2_sample(sample, run, "--tokenizer-dir", files)
+    assert {path.name for path in (run / "tokenizer").iterdir()} == {"vocab.bpe", "encoder.json"}
+    assert gpt2_sample(sample, run)[0] == wanted
+    shutil.copytree(files, tmp_path / "others", ignore=shutil.ignore_patterns("run"))
+    ids = json.loads((tmp_path / "others/encoder.json").read_text())
+    (tmp_path / "others/encoder.json").write_text(json.dumps(ids | {"<|endoftext|>": ids["ab"], "ab": ids["<|endoftext|>"]}))
+    assert gpt2_sample(sample, run, "--tokenizer-dir", tmp_path / "others")[0] != wanted  # what is named goes first,
+    assert gpt2_sample(sample, run)[0] == wanted  # and what is remembered stays
+    (run / "tokenizer/vocab.bpe").unlink()
+    (run / "tokenizer/encoder.json").unlink()
+    (run / "tokenizer").rmdir()
+    (run / "tokenizer").write_text("in the way")  # where nothing can be remembered, nothing is said
+    out, err = gpt2_sample(sample, run, "--tokenizer-dir", files)
+    assert out == wanted and "warning" not in err
+
+
+def test_the_vocabulary_beside_the_training_shards_is_found(binary, sample, bpe_run, tmp_path):
+    run = train_on(binary, tmp_path, [257, 256, ord(","), ord(" "), ord("c")] * 50, model__vocab=400, data__block="bos", data__bos=257, train__steps=6)
+    assert "--tokenizer-dir" in gpt2_sample(sample, run, code=2)[1]
+    shutil.copytree(bpe_run[1], tmp_path / "tokenizer", ignore=shutil.ignore_patterns("run"))
+    assert gpt2_sample(sample, run)[0].startswith(b"ab")
+    assert not (run / "tokenizer").exists()
+
+
 def test_padding_of_the_vocabulary_is_never_drawn(sample, bpe_run):
     run, folder = bpe_run
     made = 0
@@ -199,6 +269,10 @@ def test_gpt2_run_with_the_published_tokenizer(binary, sample, tmp_path):
         ("--top-p", "0", 2),
         ("--top-p", "1.5", 2),
         ("--top-k", "-1", 2),
+        ("--seed", "-1", 2),
+        ("--seed", "1.5", 2),
+        ("--samples", "0", 2),
+        ("--temperature", "hot", 2),
         ("--tokens", "0", 2),
         ("--tokens", "-3", 2),
         ("--tokens", "99999999999", 2),

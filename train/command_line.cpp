@@ -20,11 +20,13 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and steps, without training
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
+  train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --json eval.json
   train_gpt_goat analyze --checkpoint runs/shakespeare
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:" --samples 3
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt-file start.txt --temperature 0.8
 
-Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.)";
+Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.
+)";
 
 constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
 constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
@@ -83,12 +85,15 @@ CLI::Validator name() {
 
 void add_data(CLI::App& command, std::vector<std::string>& data, const std::string& purpose) {
   command.add_option("--data", data, "shards " + purpose + " (default: the run's validation data)")
-      ->type_name("GLOB|FILE...")
+      ->type_name("GLOB|FILE")
       ->check(name());
 }
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint) {
-  command.add_option("--checkpoint", checkpoint, "run folder (its newest checkpoint) or step_* folder")
+  command
+      .add_option(
+          "--checkpoint", checkpoint,
+          "run folder (its newest checkpoint), step_* folder, or a model.safetensors with its state.json")
       ->type_name("RUN")
       ->check(name())
       ->required();
@@ -101,7 +106,7 @@ CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   command
       .add_option("--lengths", options.lengths,
                   "sequence lengths, as in 256,512,1024 (default: the training length)")
-      ->type_name("N,N,...")
+      ->type_name("N,N")
       ->delimiter(',')
       ->check(integer(1, longest_sequence));
   command
@@ -140,12 +145,10 @@ CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
 CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   CLI::App& command = *app.add_subcommand("sample", "text from a trained model");
   add_checkpoint(command, options.checkpoint);
-  const auto* prompt =
-      command.add_option("--prompt", options.prompt, "text to continue; -: from stdin")->type_name("TEXT");
-  command.add_option("--prompt-file", options.prompt_file, "a file with the text; -: stdin")
+  command.add_option("--prompt", options.prompt, "text to continue; -: from stdin")->type_name("TEXT");
+  command.add_option("--prompt-file", options.prompt_file, "the text in a file, byte by byte; -: from stdin")
       ->type_name("FILE")
-      ->check(name())
-      ->excludes(const_cast<CLI::Option*>(prompt));
+      ->check(name());
   command.add_option("--tokens", options.tokens, "tokens to generate (default: 200)")
       ->type_name("N")
       ->check(integer(1, longest_sequence));
@@ -172,7 +175,8 @@ CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
       ->type_name("N")
       ->check(integer(0, most_tokens));
   command
-      .add_option("--tokenizer", options.tokenizer, "how text becomes tokens (default: by the vocabulary)")
+      .add_option("--tokenizer", options.tokenizer,
+                  "how text becomes tokens (default: that of the training data)")
       ->type_name("auto|bytes|gpt2|ids");
   command
       .add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")

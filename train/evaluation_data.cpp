@@ -1,6 +1,7 @@
 #include "train/evaluation_data.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "data/shard_source.h"
 #include "train/run_paths.h"
@@ -37,6 +38,16 @@ std::vector<std::string> validation_files(const std::string& pattern, const RunP
                     paths.searched() + "; name shards with --data GLOB");
   return files;
 }
+
+void warn_if_others(const std::vector<ShardRecord>& now, const std::vector<ShardRecord>& before,
+                    const std::string& name) {
+  const auto same = [](const ShardRecord& a, const ShardRecord& b) { return a.same_as(b); };
+  if (before.empty() || std::ranges::equal(now, before, same)) return;
+  std::fprintf(stderr,
+               "warning: the shards '%s' are not those, or no longer as they were, with which the run was "
+               "validated during training\n",
+               name.c_str());
+}
 }  // namespace
 
 EvaluationData::EvaluationData(const TrainedModel& model, const std::vector<std::string>& patterns)
@@ -52,6 +63,7 @@ EvaluationData::EvaluationData(const TrainedModel& model, const std::vector<std:
     const RunPaths paths(model.run(), model.data().working_folder);
     config_.data.val = paths.locate(config_.data.val);
     files_ = validation_files(config_.data.val, paths);
+    warn_if_others(open(1)->shards(), model.data().validation, config_.data.val);
   }
 }
 

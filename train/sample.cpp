@@ -39,6 +39,8 @@ void check_options(const SampleOptions& options) {
   if (std::ranges::find(known, options.tokenizer) == known.end())
     throw ConfigError("--tokenizer \"" + options.tokenizer +
                       "\" is not allowed; expected auto, bytes, gpt2 or ids");
+  if (options.prompt && !options.prompt_file.empty())
+    throw ConfigError("--prompt and --prompt-file are given; leave one of them out");
   const std::string reason = options.json.empty() ? "" : why_not_writable(options.json);
   if (!reason.empty()) throw ConfigError("--json " + options.json + ": " + reason);
 }

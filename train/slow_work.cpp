@@ -1,24 +1,31 @@
 #include "train/slow_work.h"
 
+#include <condition_variable>
 #include <cstdio>
+#include <mutex>
 #include <utility>
 
 #include "train/progress.h"
 
 namespace goat {
 
-SlowWork::SlowWork(std::string label, std::string unit, double total, std::chrono::duration<double> interval)
-    : label_(std::move(label)), unit_(std::move(unit)), total_(total), interval_(interval) {}
+SlowWork::SlowWork(std::string label, std::string unit, double total, std::chrono::milliseconds interval)
+    : label_(std::move(label)),
+      unit_(std::move(unit)),
+      total_(total),
+      teller_([this, interval](const std::stop_token& stop) {
+        std::mutex mutex;
+        std::condition_variable_any condition;
+        std::unique_lock lock(mutex);
+        while (!condition.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) tell();
+      }) {}
 
-void SlowWork::add(double units) {
-  const std::lock_guard lock(mutex_);
-  done_ += units;
-  const Clock::time_point now = Clock::now();
-  if (now - shown_ < interval_ || done_ >= total_) return;
-  shown_ = now;
-  const double rate = done_ / std::chrono::duration<double>(now - start_).count();
-  std::fprintf(stderr, "%s: %.0f%%  %.0f %s/s  ETA %s\n", label_.c_str(), 100 * done_ / total_, rate,
-               unit_.c_str(), duration_text((total_ - done_) / rate).c_str());
+void SlowWork::tell() const {
+  const double done = done_.load(std::memory_order_relaxed);
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+  const double rate = done / passed.count();
+  std::fprintf(stderr, "%s: %.0f%%  %.0f %s/s%s\n", label_.c_str(), 100 * done / total_, rate, unit_.c_str(),
+               done > 0 ? ("  ETA " + duration_text((total_ - done) / rate)).c_str() : "");
 }
 
 }  // namespace goat

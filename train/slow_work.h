@@ -1,30 +1,30 @@
 // SlowWork: a line on stderr every few seconds, so that nobody thinks that long work stands still.
 #pragma once
 
+#include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
+#include <thread>
 
 namespace goat {
 
 class SlowWork {
  public:
-  // "LABEL: 34%  12345 UNIT/s  ETA 1 min 05 s"; `total` in units.
+  // "LABEL: 34%  12345 UNIT/s  ETA 1 min 05 s", until the object goes; `total` in units.
   SlowWork(std::string label, std::string unit, double total,
-           std::chrono::duration<double> interval = std::chrono::seconds(5));
+           std::chrono::milliseconds interval = std::chrono::seconds(5));
 
   // So much more is done. Any thread may call it.
-  void add(double units);
+  void add(double units) { done_.fetch_add(units, std::memory_order_relaxed); }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  void tell() const;
+
   const std::string label_, unit_;
   const double total_;
-  const std::chrono::duration<double> interval_;
-  const Clock::time_point start_ = Clock::now();
-  std::mutex mutex_;
-  double done_ = 0;
-  Clock::time_point shown_ = start_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<double> done_ = 0;
+  std::jthread teller_;  // last: it reads the others
 };
 
 }  // namespace goat

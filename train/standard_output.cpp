@@ -28,11 +28,14 @@ void fill_standard_descriptors() {
 
 void finish_standard_output() {
   errno = 0;
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && !std::ferror(stdout)) return;
+  // An earlier write has failed, and its reason is gone: one more tells it.
+  const bool unknown = flushed && ::write(STDOUT_FILENO, "\n", 1) == 1;
   const int reason = errno;
   if (reason == EPIPE || reader_has_left()) return;
   throw std::runtime_error(std::string("cannot write to stdout: ") +
-                           (reason != 0 ? std::strerror(reason) : "some of the output is lost"));
+                           (unknown ? "some of the output is lost" : std::strerror(reason)));
 }
 
 }  // namespace goat
