@@ -1,10 +1,14 @@
-"""Writing token shards: 256 int32 (magic 20240520, version 1, token count, zeros), then the tokens as uint16, little-endian; see data/shard.h.
+"""Writing token shards: a header of 256 int32 (magic 20240520, version 1, token count, zeros), then the tokens
+as uint16, little-endian; see data/shard.h.
 
-A set of shards appears in its folder all at once, at the end: tokens are first spooled, then cut into files named *.partial, and renamed when
-everything is on the disk; meta.json is renamed last. Whatever ends a run early, no pattern such as train_*.bin matches half a shard, and the next
-run clears what is left.
+A set of files appears in its folder at the end, and an older set goes only then. Tokens are spooled, then cut
+into files named *.partial. When all of them are on the disk, meta.json.partial, which lists the set, takes its
+name by a rename: from there on the new set is the one that counts. Its files then take their names one by one,
+over the old ones, and meta.json comes last. A run that ends before meta.json.partial stands has changed nothing.
+After that, the next run on the folder finishes what is left. So all of one set is on the disk at every moment.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -13,20 +17,15 @@ import re
 from pathlib import Path
 
 import numpy as np
+from console import DataError, ScriptError, UsageError
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256
 LARGEST_SHARD = 2**31 - 1  # the count is an int32
 COPY_TOKENS = 1 << 22
-PARTIAL = ".partial"
+META, PARTIAL = "meta.json", ".partial"
+SPOOL, UNSEALED = f"tokens{PARTIAL}", f"unsealed{PARTIAL}"  # meta.json before it becomes meta.json.partial
 SHARD_NAME = re.compile(r"(train|val)_\d{6,}\.bin")
-
-
-class UsageError(Exception):
-    """Wrong arguments; exit code 2."""
-
-
-class DataError(Exception):
-    """Input that cannot be used; exit code 3."""
+TOKENIZER_FILES = ("tokenizer/vocab.bpe", "tokenizer/encoder.json")
 
 
 def sync_folder(path):
@@ -37,39 +36,75 @@ def sync_folder(path):
         os.close(descriptor)
 
 
-class ShardFolder:
-    """The output folder, as a context manager: locked against a second run, without leftovers, cleaned up if the run fails.
+def write_synced(path, blocks):
+    """Writes a file of these blocks, down to the disk. Returns its size and sha256."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "wb") as file:
+        for block in blocks:
+            digest.update(block)
+            size += len(block)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
 
+
+class ShardFolder:
+    """The output folder, as a context manager: locked against a second run, cleaned up if the run fails.
+
+    `tokenizer_files` are kept beside the shards: contents by name (TOKENIZER_FILES), or nothing.
     Usage: append() tokens, then publish() once.
     """
 
-    def __init__(self, path, overwrite):
+    def __init__(self, path, overwrite, tokenizer_files=None):
         self.path = Path(path)
         self.overwrite = overwrite
+        self.tokenizer_files = tokenizer_files or {}
         self.tokens = 0
+        self.sealed = False  # whether the new set is the one that counts
 
     def __enter__(self):
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--out {self.path}: is a file, expected a folder")
+        self._check_path()
+        self.is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.path, os.O_RDONLY)
         try:
             self._lock()
+            self._check_contents()
+            # A set that no run has reported as done may be replaced by the run that is repeated.
+            may_replace = self._finish_interrupted_run() or self.overwrite
             self._remove_partial()
-            if (old := self._published()) and not self.overwrite:
+            if (old := self._in_the_way()) and not may_replace:
                 raise UsageError(
-                    f"--out {self.path}: holds shards already ({old[0].name}, {len(old)} files): give another folder, or --overwrite to replace them"
+                    f"--out {self.path}: holds shards already ({old[0]}, {len(old)} files): "
+                    "give another folder, or --overwrite to replace them"
                 )
-            self.spool = open(self.path / f"tokens{PARTIAL}", "w+b")
+            self.spool = open(self.path / SPOOL, "w+b")
         except BaseException:
-            os.close(self.lock)
+            self._leave()
             raise
         return self
 
     def __exit__(self, *_):
         self.spool.close()
-        self._remove_partial()
+        if self.sealed:
+            with contextlib.suppress(OSError):  # the next run removes it
+                (self.path / SPOOL).unlink()
+        else:
+            self._remove_partial()
+        self._leave()
+
+    def _leave(self):
+        if self.is_new and not self.sealed:
+            with contextlib.suppress(OSError):  # it holds something
+                self.path.rmdir()
         os.close(self.lock)
+
+    def _check_path(self):
+        if self.path.is_symlink() and not self.path.exists():
+            raise UsageError(f"--out {self.path}: is a symbolic link that leads nowhere")
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--out {self.path}: is not a folder")
 
     def _lock(self):
         try:
@@ -79,61 +114,157 @@ class ShardFolder:
         except OSError:
             pass  # a file system without locks
 
-    def _published(self):
-        """Shards and meta.json in place, by name."""
-        return sorted(p for p in self.path.iterdir() if SHARD_NAME.fullmatch(p.name) or p.name == "meta.json")
+    # What is in the folder
 
-    def _remove_partial(self):
-        """Removes what an unfinished run left. Its meta.json.partial exists only while shards are being renamed, and lists them: half a set."""
-        partial_meta = self.path / f"meta.json{PARTIAL}"
+    def _check_contents(self):
+        """Refuses what publishing would replace though it is no file: a link, a pipe, a device, a folder."""
+        folder = self.path / "tokenizer"
+        if self.tokenizer_files and os.path.lexists(folder) and not folder.is_dir():
+            raise UsageError(f"--out {self.path}: {folder} is not a folder")
+        for path in self._files():
+            if path.is_symlink() or not path.is_file():
+                raise UsageError(f"--out {self.path}: {path} is not a regular file; move it away")
+
+    def _files(self):
+        """What is there by a name that a set or an unfinished one uses."""
+        for path in [*self.path.iterdir(), *self.path.glob("tokenizer/*")]:
+            name = str(path.relative_to(self.path))
+            finished = name.removesuffix(PARTIAL)
+            if name in (SPOOL, UNSEALED) or finished in (META, *TOKENIZER_FILES) or SHARD_NAME.fullmatch(finished):
+                yield path
+
+    def _shard_names(self):
+        return sorted(path.name for path in self.path.iterdir() if SHARD_NAME.fullmatch(path.name))
+
+    def _in_the_way(self):
+        """Names of the files in place that publishing would replace by others."""
+        names = self._shard_names() + [META] * (self.path / META).exists()
+        for name, contents in self.tokenizer_files.items():
+            path = self.path / name
+            if path.exists() and path.read_bytes() != contents:
+                names.append(name)
+        return names
+
+    def _read_set(self, name):
+        """The meta.json by this name and the sizes of the files it lists; None where it is missing or damaged."""
         try:
-            names = [shard["file"] for shard in json.loads(partial_meta.read_bytes())["shards"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            names = []
-        for name in names:
-            if isinstance(name, str) and SHARD_NAME.fullmatch(name):
-                (self.path / name).unlink(missing_ok=True)
-        for path in list(self.path.glob(f"*{PARTIAL}")):
-            if SHARD_NAME.fullmatch(path.name.removesuffix(PARTIAL)) or path.name == f"tokens{PARTIAL}":
-                path.unlink()
-        partial_meta.unlink(missing_ok=True)  # last: until here the shards it lists can be found again
+            meta = json.loads((self.path / name).read_bytes())
+            sizes = {shard["file"]: 4 * HEADER_INTS + 2 * shard["tokens"] for shard in meta["shards"]}
+            sizes |= {file["file"]: file["bytes"] for file in meta.get("tokenizer_files", [])}
+            is_good = all(SHARD_NAME.fullmatch(file) or file in TOKENIZER_FILES for file in sizes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return (meta, sizes) if is_good else None
+
+    # Publishing
 
     def append(self, tokens):
         """tokens: uint16 array; continues the stream."""
-        self.spool.write(tokens.astype("<u2", copy=False).data)
+        with self._writing():
+            self.spool.write(tokens.astype("<u2", copy=False).data)
         self.tokens += tokens.size
 
-    def publish(self, splits, shard_tokens, meta):
-        """Cuts the stream into splits, [(name, tokens)] in order, and these into shards of at most shard_tokens. Returns meta with the shards."""
-        self.spool.seek(0)
-        shards = []
-        for split, tokens in splits:
-            for index, first in enumerate(range(0, tokens, shard_tokens)):
-                shards.append(self._write_shard(split, index, min(shard_tokens, tokens - first)))
-        meta = meta | {split + "_tokens": tokens for split, tokens in splits} | {"shards": shards}
-        with open(self.path / f"meta.json{PARTIAL}", "w", encoding="utf-8") as file:
-            file.write(json.dumps(meta, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(self.path)
-        for old in self._published():
-            old.unlink()
-        for name in [shard["file"] for shard in shards] + ["meta.json"]:
-            os.rename(self.path / f"{name}{PARTIAL}", self.path / name)
-        sync_folder(self.path)
+    def publish(self, splits, shard_tokens, meta, before_sealing=lambda: None):
+        """Cuts the stream into splits, [(name, tokens)] in order, and these into shards of at most shard_tokens.
+
+        Returns meta with the shards. before_sealing() is called when all is written and the renames are next.
+        """
+        with self._writing():
+            self.spool.seek(0)
+            shards = []
+            for split, tokens in splits:
+                for index, first in enumerate(range(0, tokens, shard_tokens)):
+                    shards.append(self._write_shard(split, index, min(shard_tokens, tokens - first)))
+            files = [self._write_tokenizer_file(*file) for file in self.tokenizer_files.items()]
+            meta = meta | {split + "_tokens": tokens for split, tokens in splits}
+            meta |= {"shards": shards, "tokenizer_files": files}
+            write_synced(self.path / UNSEALED, [(json.dumps(meta, indent=1) + "\n").encode()])
+            self._sync()
+            before_sealing()
+            os.rename(self.path / UNSEALED, self.path / f"{META}{PARTIAL}")
+            self.sealed = True
+            self._sync()
+            self._move_into_place()
         return meta
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            left = "no shards were written"
+            if self.sealed:
+                left = "the new set is complete but not yet in place: prepare.py on this folder will finish it"
+            raise ScriptError(f"{self.path}: cannot write: {error.strerror or error}; {left}") from None
 
     def _write_shard(self, split, index, tokens):
         name = f"{split}_{index:06d}.bin"
+        _, sha256 = write_synced(self.path / f"{name}{PARTIAL}", self._shard_blocks(tokens))
+        return {"file": name, "split": split, "tokens": tokens, "sha256": sha256}
+
+    def _shard_blocks(self, tokens):
         header = np.zeros(HEADER_INTS, "<i4")
         header[:3] = MAGIC, VERSION, tokens
-        digest = hashlib.sha256(header)
-        with open(self.path / f"{name}{PARTIAL}", "wb") as file:
-            file.write(header.data)
-            for first in range(0, tokens, COPY_TOKENS):
-                block = self.spool.read(2 * min(COPY_TOKENS, tokens - first))
-                digest.update(block)
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        return {"file": name, "split": split, "tokens": tokens, "sha256": digest.hexdigest()}
+        yield header.tobytes()
+        for first in range(0, tokens, COPY_TOKENS):
+            yield self.spool.read(2 * min(COPY_TOKENS, tokens - first))
+
+    def _write_tokenizer_file(self, name, contents):
+        path = self.path / f"{name}{PARTIAL}"
+        path.parent.mkdir(exist_ok=True)
+        size, sha256 = write_synced(path, [contents])
+        return {"file": name, "bytes": size, "sha256": sha256}
+
+    def _move_into_place(self):
+        """Gives the files that meta.json.partial lists their names, and removes those of the old set."""
+        _, new = self._read_set(f"{META}{PARTIAL}")
+        _, old = self._read_set(META) or (None, {})
+        for name in new:
+            if (partial := self.path / f"{name}{PARTIAL}").exists():
+                os.rename(partial, self.path / name)
+        for name in {*self._shard_names(), *old} - set(new):
+            (self.path / name).unlink(missing_ok=True)
+        self._remove_empty_tokenizer_folder()
+        self._sync()
+        os.rename(self.path / f"{META}{PARTIAL}", self.path / META)
+        self._sync()
+
+    def _sync(self):
+        if (self.path / "tokenizer").is_dir():
+            sync_folder(self.path / "tokenizer")
+        sync_folder(self.path)
+
+    # What an interrupted run left
+
+    def _finish_interrupted_run(self):
+        """Puts the set of a run that ended between its renames into place. Returns whether there was one."""
+        found = self._read_set(f"{META}{PARTIAL}")
+        if found is None:
+            return False
+        for name, size in found[1].items():
+            partial = self.path / f"{name}{PARTIAL}"
+            path = partial if partial.exists() else self.path / name
+            if not path.exists() or path.stat().st_size != size:
+                raise DataError(
+                    f"{self.path}: an interrupted run left {META}{PARTIAL}, but {name}, which it lists, is missing "
+                    f"or damaged; remove {META}{PARTIAL} to give that set up, then give --overwrite"
+                )
+        with self._writing():
+            self.sealed = True
+            self._move_into_place()
+            self.sealed = False
+        return True
+
+    def _remove_partial(self):
+        """Removes what a run left that ended before its set was sealed."""
+        (self.path / f"{META}{PARTIAL}").unlink(
+            missing_ok=True
+        )  # first: without its files it would mean another set
+        for path in self._files():
+            if path.name.endswith(PARTIAL):
+                path.unlink()
+        self._remove_empty_tokenizer_folder()
+
+    def _remove_empty_tokenizer_folder(self):
+        with contextlib.suppress(OSError):  # there is none, or it holds something
+            (self.path / "tokenizer").rmdir()

@@ -15,7 +15,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ScriptError(Exception):
-    """Something the user can act on; the message says what, where and what to do. Ends the script with `code`."""
+    """Something the user can act on: the message says what, where and what to do. The script ends with `code`."""
 
     code = FAILURE
 
@@ -94,14 +94,18 @@ def ignore_stops():
 
 
 def catch_stops():
-    """SIGTERM and a closed terminal clean up as Ctrl-C does. A signal that the caller ignores stays ignored."""
+    """SIGTERM and a closed terminal clean up as Ctrl-C does. What the caller ignores stays ignored."""
     for stop in STOPS:
         if signal.getsignal(stop) == signal.SIG_DFL:
             signal.signal(stop, interrupt)
 
 
-def run_script(script, body):
-    """Runs body(), the whole of a script, and returns the exit code. Errors are said in one line."""
+def run_script(script, body, aftermath=""):
+    """Runs body(), the whole of a script, and returns the exit code. Errors are said in one line.
+
+    `aftermath` says what a failure or an interruption anywhere in body() leaves behind.
+    """
+    aftermath = aftermath and f"; {aftermath}"
     try:
         catch_stops()
         if sys.stdout is not None:
@@ -120,10 +124,10 @@ def run_script(script, body):
     except ImportError as missing:
         warn(script, f"{missing}. Install what it needs: pip install -r {REQUIREMENTS}")
     except OSError as error:
-        warn(script, error)
+        warn(script, f"{error}{aftermath}")
     except MemoryError:
-        warn(script, "out of memory")
+        warn(script, f"out of memory{aftermath}")
     except KeyboardInterrupt:
         ignore_stops()
-        warn(script, "interrupted")
+        warn(script, f"interrupted{aftermath}")
     return FAILURE

@@ -32,7 +32,9 @@ STYLE = {
     "ytick.color": "#555555",
     "axes.grid": False,
 }
-FORMATS = sorted(set(matplotlib.backend_bases.FigureCanvasBase.get_supported_filetypes()) - {"pgf"})  # pgf needs LaTeX
+FORMATS = sorted(
+    set(matplotlib.backend_bases.FigureCanvasBase.get_supported_filetypes()) - {"pgf"}
+)  # pgf needs LaTeX
 
 
 def is_special(path):
@@ -46,7 +48,9 @@ def format_of(path):
     if not ending and is_special(path):
         return "png"
     if ending not in FORMATS:
-        raise UsageError(f"--out {path}: no picture format; expected a name that ends in .{', .'.join(FORMATS)}")
+        raise UsageError(
+            f"--out {path}: no picture format; expected a name that ends in .{', .'.join(FORMATS)}"
+        )
     return ending
 
 
@@ -60,9 +64,13 @@ def is_standard_output(path):
 def check_figure_path(path):
     """Refuses what cannot become a figure, before anything is drawn."""
     if path.is_dir():
-        raise UsageError(f"--out {path}: is a folder; give the name of a file in it, as {path / 'figure.png'}")
+        raise UsageError(
+            f"--out {path}: is a folder; give the name of a file in it, as {path / 'figure.png'}"
+        )
     if is_standard_output(path) and not os.path.samestat(path.stat(), os.stat(os.devnull)):
-        raise UsageError(f"--out {path}: is where the sentences about the figure go; give a file or another pipe")
+        raise UsageError(
+            f"--out {path}: is where the sentences about the figure go; give a file or another pipe"
+        )
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise UsageError(f"--out {path}: its symbolic links lead in a circle")
@@ -88,7 +96,9 @@ def write_figure(figure, path):
         else:
             replace_file(Path(os.path.realpath(path)), picture.getbuffer())
     except OSError as error:
-        raise ScriptError(f"{path}: cannot write the figure: {error.strerror}; --out names another place") from None
+        raise ScriptError(
+            f"{path}: cannot write the figure: {error.strerror}; --out names another place"
+        ) from None
 
 
 def replace_file(path, contents):

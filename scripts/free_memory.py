@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def number_in(path, name=""):
-    """The number behind `name` in a file such as /proc/meminfo, or the file's only one; None where there is none."""
+    """The number behind `name` in a file such as /proc/meminfo, or the file's only one; None without one."""
     try:
         for line in Path(path).read_text().splitlines():
             if line.startswith(name):
@@ -18,7 +18,10 @@ def number_in(path, name=""):
 def control_group_rest():
     """Bytes left in the process's control group (containers, batch systems); None without a limit."""
     try:
-        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+        group = (
+            Path("/sys/fs/cgroup")
+            / Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+        )
     except (OSError, IndexError):
         return None
     limit, used = number_in(group / "memory.max"), number_in(group / "memory.current")
@@ -34,7 +37,7 @@ def address_space_rest():
 
 
 def free_memory():
-    """Bytes: the least of what the machine, the control group and `ulimit -v` leave; None if none of them says."""
+    """Bytes: the least of what the machine, the control group and `ulimit -v` leave; None if none says."""
     machine = number_in("/proc/meminfo", "MemAvailable:")
     limits = [machine and machine * 1024, control_group_rest(), address_space_rest()]
     return min((limit for limit in limits if limit is not None), default=None)

@@ -4,9 +4,9 @@
   plot.py prior RUN      the attention prior each head has learned -> RUN/figures/prior.png
   plot.py loss RUN ...   loss curves of one or more runs           -> RUN/figures/loss.png (of the first run)
 
-RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` also takes a single
-checkpoint, a folder with model.safetensors and state.json. Without --checkpoint it draws the newest checkpoint that
-is whole. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data.
+RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` also takes a
+checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint it draws the newest
+checkpoint that is whole. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data.
 """
 
 import argparse
@@ -30,7 +30,9 @@ def plot_prior(arguments):
     matrices = prior_matrices(arguments.run, arguments.layer, arguments.length, arguments.checkpoint, warn)
     checkpoint = matrices.checkpoint
     name = checkpoint.run.resolve().name
-    figure = draw_prior(matrices, f"Learned attention prior: {name}, layer {arguments.layer}, step {matrices.step}")
+    figure = draw_prior(
+        matrices, f"Learned attention prior: {name}, layer {arguments.layer}, step {matrices.step}"
+    )
     file = "prior.png" if arguments.layer == 0 else f"prior_layer{arguments.layer}.png"
     path = arguments.out or checkpoint.run / "figures" / file
     write_figure(figure, path)
@@ -61,15 +63,25 @@ def parse_arguments(words):
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     prior = commands.add_parser("prior", help="the attention prior each head has learned")
     prior.set_defaults(command=plot_prior)
-    prior.add_argument("run", type=Path, metavar="RUN", help="the folder of a run with model.attention = goat")
-    prior.add_argument("--checkpoint", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    prior.add_argument(
+        "run", type=Path, metavar="RUN", help="the folder of a run with model.attention = goat"
+    )
+    prior.add_argument(
+        "--checkpoint", type=int, metavar="N", help="step of the checkpoint (default: the newest)"
+    )
     prior.add_argument("--layer", type=int, metavar="L", default=0, help="layer, from 0 (default: 0)")
-    prior.add_argument("--length", type=int, metavar="T", help="positions (default: the run's seq_len, at most 512)")
-    prior.add_argument("--out", type=Path, metavar="FILE", help="figure to write (default: RUN/figures/prior.png)")
+    prior.add_argument(
+        "--length", type=int, metavar="T", help="positions (default: the run's seq_len, at most 512)"
+    )
+    prior.add_argument(
+        "--out", type=Path, metavar="FILE", help="figure to write (default: RUN/figures/prior.png)"
+    )
     loss = commands.add_parser("loss", help="loss curves of one or more runs")
     loss.set_defaults(command=plot_loss)
     loss.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
-    loss.add_argument("--out", type=Path, metavar="FILE", help="figure to write (default: figures/loss.png of RUN)")
+    loss.add_argument(
+        "--out", type=Path, metavar="FILE", help="figure to write (default: figures/loss.png of RUN)"
+    )
     return parser.parse_args(words)
 
 

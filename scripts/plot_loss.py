@@ -34,11 +34,13 @@ def names_of(runs):
     """What the legend calls each run: its folder's name, its path where another run has the same name."""
     names = [Path(run).resolve().name for run in runs]
     unique = [name if names.count(name) == 1 else str(run) for name, run in zip(names, runs, strict=True)]
-    return [one_line(f"./{name}" if name.startswith("_") else name) for name in unique]  # matplotlib hides "_..."
+    return [
+        one_line(f"./{name}" if name.startswith("_") else name) for name in unique
+    ]  # matplotlib hides "_..."
 
 
 def draw_run(axes, run, name, colour, warn):
-    """Every step pale, smoothed strong, validation as points. Returns the values in view: all but the first fall."""
+    """Every step pale, smoothed strong, validation as points. Returns what is in view: all but the first fall."""
     metrics = read_metrics(run)
     steps, loss = loss_points(metrics, "loss")
     validated, validation = loss_points(metrics, "val_loss")
@@ -59,7 +61,7 @@ def draw_run(axes, run, name, colour, warn):
 
 
 def draw_loss(runs, warn=lambda message: None):
-    """A figure with the loss of each run over its steps and, where the task has one, the Bayes-optimal loss."""
+    """A figure with the loss of each run by step and, where the task has one, the Bayes-optimal loss."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")

@@ -13,14 +13,14 @@ from run_reader import Checkpoint, open_checkpoint
 LONGEST_DEFAULT = 512  # positions shown unless --length says otherwise
 FIRST_ROW = 16  # statistics leave out the first rows, where a few keys hold all the mass whatever the prior
 PROBABILITY_FLOOR = 1e-3  # smaller ones share the darkest colour
-# Bytes for each of the length x length cells, measured (test_plot.py): what the two pictures of a head keep, and
-# what comes and goes while one is computed and drawn.
+# Bytes for each of the length x length cells, measured (test_plot_prior.py): what the two pictures of a head keep,
+# and what comes and goes while one is computed and drawn.
 KEPT_BYTES, WORKING_BYTES = 20, 100
 
 
 @dataclass(frozen=True)
 class PriorMatrices:
-    """The log-prior K of every head of a layer, in parts: K_ij = relative[i - j] + sink[j], j <= i. Float64."""
+    """The log-prior K of every head of a layer, in parts: K_ij = relative[i - j] + sink[j], j <= i."""
 
     sink: np.ndarray  # [H, T], u(j) = lambda j + g(phi(j)) + b [j == 0]
     relative: np.ndarray  # [H, T], kappa(lag) = sum_r alpha_r cos(w_r lag) + beta_r sin(w_r lag)
@@ -162,13 +162,15 @@ def check_length(length, heads):
     if memory is not None and length > (longest := longest_length(heads, memory)):
         needed = length**2 * (heads * KEPT_BYTES + WORKING_BYTES) / 2**30
         have = f"takes {needed:,.1f} GiB of memory, and {memory / 2**30:,.1f} GiB are free"
-        raise UsageError(f"--length {length}: the figure of {heads} heads {have}; the limit here is --length {longest}")
+        raise UsageError(
+            f"--length {length}: the figure of {heads} heads {have}; the limit here is --length {longest}"
+        )
 
 
 def prior_matrices(run, layer=0, length=None, checkpoint=None, warn=lambda message: None):
     """The prior of every head of a layer over `length` positions (default: the training length, at most 512).
 
-    `run` is a run's folder or a checkpoint's, `checkpoint` a step of the run. Raises UsageError and DataError.
+    `run` is a run's folder or a checkpoint's, `checkpoint` a step of the run. Raises UsageError, DataError.
     """
     found = open_checkpoint(run, checkpoint, warn)
     attention, layers = found.value("model.attention", str), found.value("model.layers", int)
@@ -203,8 +205,8 @@ def draw_curve(axes, values, xlabel, unit):
     right_half = top > len(values) / 2
     axes.plot(top, values[top], "o", color=ACCENT, markersize=5, markeredgecolor="white")
     axes.annotate(
-        f"max at {unit} {top}", (top, values[top]), xytext=(-6 if right_half else 6, 4), textcoords="offset points",
-        ha="right" if right_half else "left", fontsize=8, color=ACCENT,
+        f"max at {unit} {top}", (top, values[top]),
+        xytext=(-6 if right_half else 6, 4), textcoords="offset points", ha="right" if right_half else "left", fontsize=8, color=ACCENT,
     )  # fmt: skip
     axes.margins(x=0.04, y=0.15)
     axes.set_xlabel(xlabel)
@@ -232,7 +234,9 @@ def draw_head(figure, row, matrices, head):
     extreme = max(np.nanmax(np.abs(centred)), 1e-12)
     draw_matrix(figure, row[2], centred, "nats", cmap="RdBu_r", vmin=-extreme, vmax=extreme)
     probabilities = np.maximum(matrices.probabilities(head), PROBABILITY_FLOOR)
-    draw_matrix(figure, row[3], probabilities, "probability", cmap="magma", norm=LogNorm(PROBABILITY_FLOOR, 1))
+    draw_matrix(
+        figure, row[3], probabilities, "probability", cmap="magma", norm=LogNorm(PROBABILITY_FLOOR, 1)
+    )
     shares = f"j = 0:  {matrices.mass_on_first(head):.0%}\nlag 1:  {matrices.mass_on_previous(head):.0%}"
     row[3].text(
         0.97, 0.95, shares, transform=row[3].transAxes, ha="right", va="top", fontsize=10, color=ACCENT,
@@ -245,7 +249,7 @@ def draw_head(figure, row, matrices, head):
 
 
 def draw_prior(matrices, title):
-    """A figure with one row a head: (a) K_sink = u(j), (b) K_rel = kappa(i-j), (c) row-centred K, (d) softmax(K)."""
+    """A figure, one row a head: (a) K_sink = u(j), (b) K_rel = kappa(i-j), (c) row-centred K, (d) softmax(K)."""
     titles = (
         r"(a) $K_\mathrm{sink}$: key bias $u(j)$",
         r"(b) $K_\mathrm{rel}$: relative part $\kappa(i-j)$",
@@ -254,8 +258,8 @@ def draw_prior(matrices, title):
     )
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
-            matrices.heads, 4, figsize=(13.5, 0.8 + 2.85 * matrices.heads), squeeze=False, layout="constrained",
-            width_ratios=(1, 1, 1.15, 1.15),
+            matrices.heads, 4, figsize=(13.5, 0.8 + 2.85 * matrices.heads), squeeze=False,
+            layout="constrained", width_ratios=(1, 1, 1.15, 1.15),
         )  # fmt: skip
         figure.get_layout_engine().set(hspace=0.06, wspace=0.06)
         heading = figure.suptitle(one_line(title), fontsize=12, fontweight="bold", x=0.012, ha="left")
@@ -268,7 +272,7 @@ def draw_prior(matrices, title):
 
 
 def describe_prior(matrices):
-    """Two sentences: which head is the sink, which looks one token back, and with which share of its prior."""
+    """Two sentences: which head is the sink, which looks one token back, and with what share of its prior."""
     rows = f"mean over rows i >= {matrices.first_row}"
     statistics = {
         "the first token (j = 0)": matrices.mass_on_first,

@@ -46,7 +46,9 @@ class Checkpoint:
             value = float(value)
         if type(value) is not kind or not allowed(value):
             shown = "is missing" if value is None else f"= {value!r} cannot be"
-            raise DataError(f"{self.folder / MANIFEST}: config: {key} {shown}; was it written by another version?")
+            raise DataError(
+                f"{self.folder / MANIFEST}: config: {key} {shown}; was it written by another version?"
+            )
         return value
 
     def tensors(self, shapes):
@@ -116,9 +118,9 @@ def parse_json(contents, parse_float=float):
 def canonical(value):
     """The compact text whose checksum state.json holds: keys in order, no spaces.
 
-    Numbers with a fraction or exponent stay as they are written. The program writes the shortest form that
-    nlohmann's JSON library finds, which is not always Python's. So a state.json that another tool has rewritten is
-    refused even if the values are the same.
+    Numbers with a fraction or exponent stay as they are written. The program writes the short form that nlohmann's
+    JSON library finds, which is not always Python's. So a state.json that another tool has rewritten is refused,
+    even if the values are the same.
     """
     if isinstance(value, dict):
         members = (f"{json.dumps(key, ensure_ascii=False)}:{canonical(value[key])}" for key in sorted(value))
@@ -151,7 +153,9 @@ def read_manifest(path):
     except UnicodeEncodeError:  # half of a surrogate pair, spelled as an escape
         actual = None
     if actual is None or actual != checksum:
-        raise DataError(f"{path}: its checksum does not match; the file is damaged, or another tool rewrote it")
+        raise DataError(
+            f"{path}: its checksum does not match; the file is damaged, or another tool rewrote it"
+        )
     if not is_count(manifest.get("step")) or not isinstance(manifest.get("config"), str):
         raise DataError(f"{path}: 'step' or 'config' is missing or not what a checkpoint's manifest holds")
     return manifest
@@ -213,7 +217,7 @@ def step_folders(run):
 
 
 def newest_checkpoint(run, warn):
-    """The newest checkpoint that can be used. Raises DataError if there is none; warn(message) is told of others."""
+    """The newest checkpoint that can be used; warn(message) is told of others. Raises DataError without one."""
     folders = step_folders(run)
     for folder in folders.values():
         try:
@@ -222,11 +226,13 @@ def newest_checkpoint(run, warn):
             warn(f"warning: {error}; trying the checkpoint before it")
     if folders:
         raise DataError(f"{run / 'checkpoints'}: none of its {len(folders)} checkpoints can be used")
-    raise DataError(f"{run / 'checkpoints'}: no checkpoint step_*; train first, or wait until the run has saved one")
+    raise DataError(
+        f"{run / 'checkpoints'}: no checkpoint step_*; train first, or wait until the run has saved one"
+    )
 
 
 def open_checkpoint(path, step, warn):
-    """The checkpoint that `path` means: a run's newest one or that of `step`, or the one that `path` itself is."""
+    """The checkpoint that `path` means: a run's newest one or that of `step`, or the one that it is itself."""
     path = Path(path)
     if path.name == WEIGHTS and path.is_file():
         path = path.parent
@@ -239,7 +245,9 @@ def open_checkpoint(path, step, warn):
             raise UsageError(f"--checkpoint {step}: {path} is the checkpoint of step {checkpoint.step}")
         return checkpoint
     if not (path / "config.toml").exists() and not (path / "checkpoints").exists():
-        raise UsageError(f"{path}: holds no run (config.toml, checkpoints) and no checkpoint ({MANIFEST}, {WEIGHTS})")
+        raise UsageError(
+            f"{path}: holds no run (config.toml, checkpoints) and no checkpoint ({MANIFEST}, {WEIGHTS})"
+        )
     if step is None:
         return newest_checkpoint(path, warn)
     folders = step_folders(path)
@@ -272,7 +280,7 @@ def parse_metrics(path, number, line):
 
 
 def read_metrics(run):
-    """The lines of metrics.jsonl, a dict each. A last line without its end is left out: it is being written."""
+    """The lines of metrics.jsonl, a dict each, without a last line that has no end: it is being written."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         raise UsageError(f"{path}: no such file; expected the folder given to train_gpt_goat --out")

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prepared import byte_ids, tiny  # noqa: F401  fixtures
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models here are tiny, and tests may run side by side

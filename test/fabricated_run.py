@@ -10,8 +10,8 @@ HEADS, RANK, MODES, HIDDEN, LENGTH = 3, 4, 2, 6, 40
 CONFIG = {
     "model": {"layers": 2, "heads": HEADS, "width": 48, "attention": "goat"},
     "prior": {
-        "pos_rank": RANK, "abs_rank": MODES, "lane_dim": 0, "base": 10000.0, "abs_base": 500.0, "recency": "free",
-        "learned_frequencies": False, "sink_hidden": HIDDEN,
+        "pos_rank": RANK, "abs_rank": MODES, "lane_dim": 0, "base": 10000.0, "abs_base": 500.0,
+        "recency": "free", "learned_frequencies": False, "sink_hidden": HIDDEN,
     },
     "data": {"seq_len": LENGTH},
 }  # fmt: skip
@@ -48,13 +48,15 @@ def prior_tensors(rng, config=CONFIG, layers=(0, 1)):
             "sink.w2": rng.normal(size=(heads, hidden)),
         }
         values |= {"slope": rng.normal(size=heads)} if config["prior"]["recency"] != "off" else {}
-        values |= {"frequency": rng.uniform(0.1, 1, size=rank)} if config["prior"]["learned_frequencies"] else {}
+        values |= (
+            {"frequency": rng.uniform(0.1, 1, size=rank)} if config["prior"]["learned_frequencies"] else {}
+        )
         tensors |= {f"blocks.{layer}.attn.prior.{name}": v.astype(np.float32) for name, v in values.items()}
     return tensors
 
 
 def peaked_tensors():
-    """In layer 1, head 0: a bump on j = 0; head 1: modes that add up at lag 1; head 2: uniform. Layer 0: uniform."""
+    """Layer 0 and head 2 of layer 1: uniform. Its head 0: a bump on j = 0; head 1: modes that add up at lag 1."""
     tensors = {name: np.zeros_like(value) for name, value in prior_tensors(np.random.default_rng(0)).items()}
     w = 10000.0 ** (-np.arange(RANK) / (RANK - 1))
     tensors["blocks.1.attn.prior.bump"][0] = 9
@@ -73,7 +75,9 @@ def write_checkpoint(folder, step, tensors, config=CONFIG):
         "files": [{"name": "model.safetensors", "bytes": len(weights), "xxh3_64": checksum}],
     }  # fmt: skip
     sealed = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    (folder / "state.json").write_text(json.dumps(state | {"xxh3_64": xxhash.xxh3_64_hexdigest(sealed.encode())}))
+    (folder / "state.json").write_text(
+        json.dumps(state | {"xxh3_64": xxhash.xxh3_64_hexdigest(sealed.encode())})
+    )
 
 
 def write_metrics(run, entries):
@@ -85,7 +89,9 @@ def write_run(folder, tensors=None, config=CONFIG, steps=(5, 40)):
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(toml(config))
     validated = {20: {"val_loss": 3.7}, 40: {"val_loss": 3.3}}
-    write_metrics(folder, [{"step": s, "loss": 4.0 - 0.02 * s, "lr": 1e-3} | validated.get(s, {}) for s in range(1, 41)])
+    write_metrics(
+        folder, [{"step": s, "loss": 4.0 - 0.02 * s, "lr": 1e-3} | validated.get(s, {}) for s in range(1, 41)]
+    )
     (folder / "summary.json").write_text('{"loss": 3.2, "val_loss": 3.3, "bayes_optimal_loss": 2.9}')
     for step in steps if tensors is not None else ():
         values = tensors(step) if callable(tensors) else tensors

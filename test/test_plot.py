@@ -108,7 +108,9 @@ def test_a_failed_figure_leaves_the_old_one(run, tmp_path, monkeypatch):
     figure, _ = figure_file.plt.subplots()
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(figure_file.os, name, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            patch.setattr(
+                figure_file.os, name, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            )
             with pytest.raises(figure_file.ScriptError, match="No space left"):
                 figure_file.write_figure(figure, path)
     with monkeypatch.context() as patch:
@@ -153,7 +155,10 @@ def test_pipes_and_devices_are_written_to(run, tmp_path, run_command):
     assert reader.communicate(timeout=20)[0].startswith(b"\x89PNG") and pipe.is_fifo()
     run_command([sys.executable, SCRIPT, "loss", run, "--out", "/dev/null"])
     error = run_command([sys.executable, SCRIPT, "loss", run, "--out", "/dev/full"], code=1).stderr
-    assert "/dev/full: cannot write the figure: No space left on device" in error and Path("/dev/full").is_char_device()
+    assert (
+        "/dev/full: cannot write the figure: No space left on device" in error
+        and Path("/dev/full").is_char_device()
+    )
 
 
 def test_a_figure_that_cannot_be_written_is_refused(run, tmp_path, fails):
@@ -243,7 +248,7 @@ def test_models_that_do_not_fit_their_config_exit_with_3(tmp_path, fails):
         (damaged_tensors(w1=zeros(0, np.float32)), CONFIG, "F32 [0], expected F32 [6, 6]"),
         (damaged_tensors(alpha=with_nan), CONFIG, "not finite"),
         (peaked_tensors(), config_of(model__heads=4), "expected F32 [4, 4]"),
-        (peaked_tensors(), config_of(prior__learned_frequencies=True), "'blocks.0.attn.prior.frequency' is missing"),
+        (peaked_tensors(), config_of(prior__learned_frequencies=True), "0.attn.prior.frequency' is missing"),
         (peaked_tensors(), config_of(model__layers="two"), "model.layers = 'two' cannot be"),
         (peaked_tensors(), config_of(model__heads=True), "model.heads = True"),
         (peaked_tensors(), config_of(model__heads=0), "model.heads = 0"),
@@ -261,7 +266,10 @@ def test_models_that_do_not_fit_their_config_exit_with_3(tmp_path, fails):
 
 
 def test_an_integer_stands_for_a_number_with_a_fraction(tmp_path):
-    assert plot.main(["prior", str(write_run(tmp_path / "run", peaked_tensors(), config_of(prior__base=10000)))]) == 0
+    assert (
+        plot.main(["prior", str(write_run(tmp_path / "run", peaked_tensors(), config_of(prior__base=10000)))])
+        == 0
+    )
 
 
 def test_whole_checkpoints_with_unreadable_contents_exit_with_3(tmp_path, fails, monkeypatch):
@@ -276,7 +284,9 @@ def test_whole_checkpoints_with_unreadable_contents_exit_with_3(tmp_path, fails,
 
 
 def plot_errors(run):
-    result = subprocess.run([sys.executable, SCRIPT, "prior", run], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, SCRIPT, "prior", run], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 3 and "Traceback" not in result.stderr
     return result.stderr.splitlines()
 
@@ -328,7 +338,9 @@ def test_missing_packages_are_named(tmp_path, run_command):
         folder.mkdir()
         (folder / f"{name}.py").write_text(f"raise ImportError(\"No module named '{name}'\")")
         run = write_run(folder / "run", peaked_tensors())
-        error = run_command(["env", f"PYTHONPATH={folder}", sys.executable, SCRIPT, "prior", run], code=1).stderr
+        error = run_command(
+            ["env", f"PYTHONPATH={folder}", sys.executable, SCRIPT, "prior", run], code=1
+        ).stderr
         assert name in error and "requirements.txt" in error and len(error.splitlines()) == 1
 
 
@@ -351,7 +363,10 @@ def test_a_reader_that_leaves_early_does_no_harm(run):
 def test_output_that_cannot_be_written_is_a_failure(run, unbuffered):
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     for words in (f"loss '{run}'", "--help"):
-        for where, part in [(">/dev/full", b"No space left on device"), (">&-", b"standard output is closed")]:
+        for where, part in [
+            (">/dev/full", b"No space left on device"),
+            (">&-", b"standard output is closed"),
+        ]:
             command = f"'{sys.executable}' '{SCRIPT}' {words} {where}"
             result = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, env=environment)
             assert result.returncode == 1 and part in result.stderr and len(result.stderr.splitlines()) == 1
@@ -366,7 +381,9 @@ def test_stopping_is_one_line(run, tmp_path, stop):
     os.mkfifo(tmp_path / "pipe.png")
     slow = tmp_path / "slow"
     slow.mkdir()
-    (slow / "matplotlib.py").write_text(f"import time, pathlib; pathlib.Path({str(tmp_path / 'here')!r}).touch(); time.sleep(60)")
+    (slow / "matplotlib.py").write_text(
+        f"import time, pathlib; pathlib.Path({str(tmp_path / 'here')!r}).touch(); time.sleep(60)"
+    )
     for path, seconds in [("", 3), (str(slow), 0)]:
         process = subprocess.Popen(
             [sys.executable, SCRIPT, "loss", run, "--out", tmp_path / "pipe.png"], stderr=subprocess.PIPE,
@@ -386,7 +403,10 @@ def test_an_ignored_signal_stays_ignored(run):
     command = f"trap '' HUP; '{sys.executable}' -c \"import signal, console; console.catch_stops(); " \
         "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\""  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent)}
-    assert subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60).stdout == b"True\n"
+    assert (
+        subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60).stdout
+        == b"True\n"
+    )
 
 
 def test_settings_of_the_users_shell_do_not_matter(run, tmp_path, run_command):

@@ -40,7 +40,7 @@ def test_every_step_the_smoothed_curve_and_validation_are_drawn(tmp_path):
 
 
 def averages(steps, loss, width):
-    """Weights e^(-age / width) times what a step's own distance to the one before adds, scaled to sum to 1."""
+    """Weights e^(-age / width) times what a step's distance to the one before adds, scaled to sum to 1."""
     distances = np.diff(steps, prepend=steps[0] - 1)
     shares = 1 - np.exp(-distances / width)
     result = []
@@ -73,7 +73,9 @@ def test_all_but_the_first_fall_is_in_view(tmp_path):
     run = write_run(tmp_path / "run")
     write_metrics(run, [{"step": s, "loss": 1000.0 if s < 3 else 3.0 - s / 500} for s in range(1, 501)])
     low, high = plot_loss.draw_loss([run]).axes[0].get_ylim()
-    expected = averages(np.arange(1, 501), np.array([1000.0 if s < 3 else 3.0 - s / 500 for s in range(1, 501)]), 4.99)
+    expected = averages(
+        np.arange(1, 501), np.array([1000.0 if s < 3 else 3.0 - s / 500 for s in range(1, 501)]), 4.99
+    )
     top = max(expected[10:])  # the first fiftieth is left out
     assert low < 2 and high == pytest.approx(top + 0.06 * (top - min(*expected, 2.0, 2.9)), rel=0.01)
     assert high < 500
@@ -119,8 +121,15 @@ def test_legend_tells_runs_of_one_name_apart_and_shows_odd_names(tmp_path):
 
 def test_losses_that_are_not_finite_are_left_out_and_counted(tmp_path):
     run = write_run(tmp_path / "run")
-    lines = ['{"step": 1, "loss": 3}', '{"step": 2, "loss": null}', '{"step": 3, "loss": 1e999}', '{"step": 4, "loss": 2.5}']
-    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 5, "event": "saved"}', '{"step": 6, "val_loss": null}', ""]))
+    lines = [
+        '{"step": 1, "loss": 3}',
+        '{"step": 2, "loss": null}',
+        '{"step": 3, "loss": 1e999}',
+        '{"step": 4, "loss": 2.5}',
+    ]
+    (run / "metrics.jsonl").write_text(
+        "\n".join([*lines, '{"step": 5, "event": "saved"}', '{"step": 6, "val_loss": null}', ""])
+    )
     warnings = []
     axes = plot_loss.draw_loss([run], warnings.append).axes[0]
     assert list(raw_of(axes)[0].get_xdata()) == [1, 4] and list(raw_of(axes)[0].get_ydata()) == [3, 2.5]
@@ -157,7 +166,10 @@ def test_a_run_that_only_validates_or_has_nothing_yet(tmp_path):
         ),
         ({"loss": None, "val_loss": 1.0}, "The run's summary.json holds no finite training loss."),
         ({"loss": "3"}, "The run's summary.json holds no finite training loss."),
-        ({"loss": 3.2, "val_loss": None, "bayes_optimal_loss": [1]}, "Final training loss 3.2000 nats a token."),
+        (
+            {"loss": 3.2, "val_loss": None, "bayes_optimal_loss": [1]},
+            "Final training loss 3.2000 nats a token.",
+        ),
     ],
 )
 def test_the_sentence_on_the_final_losses(summary, sentence):

@@ -1,4 +1,4 @@
-"""The figure of the prior: its numbers against the reference implementation, and what is drawn, artist by artist."""
+"""The figure of the prior: its numbers against the reference, and what is drawn, artist by artist."""
 
 import resource
 import subprocess
@@ -29,7 +29,9 @@ class Expected:
 
     def __init__(self, tensors, config, layer, length):
         name = f"blocks.{layer}.attn.prior"
-        model = Model(ModelConfig.from_run(config), {key: value.astype(np.float64) for key, value in tensors.items()})
+        model = Model(
+            ModelConfig.from_run(config), {key: value.astype(np.float64) for key, value in tensors.items()}
+        )
         self.u = model.key_bias(name, length)[0]
         relative = model.relative_prior(name, length)[0]
         self.kappa = relative[:, :, 0]
@@ -78,7 +80,9 @@ def test_matrices_equal_the_reference(tmp_path, rng, variant):
         assert log_prior[causal] == pytest.approx(expected.k[head][causal], rel=1e-10, abs=1e-10)
         assert centred[causal] == pytest.approx(expected.centred[head][causal], rel=1e-9, abs=1e-9)
         assert np.isnan(log_prior[~causal]).all() and np.isnan(centred[~causal]).all()
-        assert matrices.probabilities(head) == pytest.approx(expected.probabilities[head], rel=1e-8, abs=1e-12)
+        assert matrices.probabilities(head) == pytest.approx(
+            expected.probabilities[head], rel=1e-8, abs=1e-12
+        )
         assert matrices.mass_on_first(head) == pytest.approx(expected.mass(head, lambda i: 0))
         assert matrices.mass_on_previous(head) == pytest.approx(expected.mass(head, lambda i: i - 1))
 
@@ -86,7 +90,9 @@ def test_matrices_equal_the_reference(tmp_path, rng, variant):
 def test_hidden_units_follow_the_other_sizes_unless_they_are_given(tmp_path, rng):
     for modes, hidden in [(2, 6), (1, 6), (0, 4)]:  # min(2 (2M + 2), max(2H, 4)) with H = 3
         tensors = prior_tensors(rng, config_of(prior__abs_rank=modes, prior__sink_hidden=hidden))
-        run = write_run(tmp_path / str(modes), tensors, config_of(prior__abs_rank=modes, prior__sink_hidden=0))
+        run = write_run(
+            tmp_path / str(modes), tensors, config_of(prior__abs_rank=modes, prior__sink_hidden=0)
+        )
         assert plot_prior.prior_matrices(run).heads == HEADS
 
 
@@ -115,7 +121,10 @@ def test_what_is_drawn_is_the_prior(tmp_path, rng, length):
             top = int(np.argmax(values))
             assert (marker.get_xdata()[0], marker.get_ydata()[0]) == (top, pytest.approx(values[top]))
             label = next(text for text in axes.texts if text.get_text().startswith("max"))
-            assert label.get_text() == f"max at {unit} {top}" and label.xy == (top, pytest.approx(values[top]))
+            assert label.get_text() == f"max at {unit} {top}" and label.xy == (
+                top,
+                pytest.approx(values[top]),
+            )
             assert label.get_ha() == ("right" if top > length / 2 else "left")
             low, high = axes.get_ylim()
             assert low < min(values.min(), 0) and high > max(values.max(), 0)
@@ -201,7 +210,8 @@ def test_sentences_name_the_heads_and_their_shares(tmp_path):
     assert first > 0.99 and previous > 0.5
     assert plot_prior.describe_prior(plot_prior.prior_matrices(run, layer=1)) == (
         f"Head 0 puts {first:.1%} of its causal prior on the first token (j = 0), mean over rows i >= 16. "
-        f"Head 1 puts {previous:.1%} of its causal prior on the previous token (lag 1), mean over rows i >= 16."
+        f"Head 1 puts {previous:.1%} of its causal prior on the previous token (lag 1), "
+        "mean over rows i >= 16."
     )
     uniform = sum(1 / (i + 1) for i in range(16, 40)) / 24
     assert plot_prior.describe_prior(plot_prior.prior_matrices(run, layer=0)) == " ".join(
@@ -247,7 +257,9 @@ def test_the_memory_a_figure_takes_is_what_is_reckoned_with(tmp_path):
             figure_file.write_figure(figure, pathlib.Path({str(tmp_path / "x.png")!r}))
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(-draw(100) + draw({length}))"""
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
     reckoned = length**2 * (heads * plot_prior.KEPT_BYTES + plot_prior.WORKING_BYTES)
     assert 0.5 * reckoned < int(out) < 1.05 * reckoned
 

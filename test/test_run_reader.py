@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is read: plot.py's choice against the program's, over runs damaged in every way."""
+"""Which checkpoint of a run is read: plot.py's choice against the program's, over runs damaged in many ways."""
 
 import json
 import os
@@ -48,7 +48,12 @@ def seal(path, change=lambda manifest: None):
     manifest = json.loads(path.read_text())
     change(manifest)
     del manifest["xxh3_64"]
-    manifest |= {"seconds": 1.5, "loss": 2.5, "val_loss": None, "spike_window": []}  # the same in every JSON library
+    manifest |= {
+        "seconds": 1.5,
+        "loss": 2.5,
+        "val_loss": None,
+        "spike_window": [],
+    }  # the same in every JSON library
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     path.write_text(json.dumps(manifest | {"xxh3_64": xxhash.xxh3_64_hexdigest(text.encode())}, indent=2))
 
@@ -98,13 +103,17 @@ BATTERY = {
     "text behind the end": (lambda f: edit(state(f), lambda d: d + b"x"), False),
     "a byte order mark": (lambda f: edit(state(f), lambda d: b"\xef\xbb\xbf" + d), True),
     "not UTF-8": (lambda f: edit(state(f), lambda d: d.replace(b"# L, ", b"# \xff, ", 1)), False),
-    "half a surrogate pair": (lambda f: edit(state(f), lambda d: d.replace(b"# L, ", b"# \\ud800, ", 1)), False),
-    "NaN in it": (lambda f: edit(state(f), lambda d: d.replace(b'"val_loss": ', b'"val_loss": NaN, "x": ')), False),
+    "half a surrogate pair": (
+        lambda f: edit(state(f), lambda d: d.replace(b"# L, ", b"# \\ud800, ", 1)), False,
+    ),
+    "NaN in it": (lambda f: edit(state(f), lambda d: d.replace(b'"loss": ', b'"loss": NaN, "x": ')), False),
     "a list": (lambda f: state(f).write_bytes(b"[1]"), False),
     "nested deeply": (lambda f: state(f).write_bytes(b"[" * 5000), False),
     "white space has changed": (lambda f: edit(state(f), lambda d: d.replace(b"\n", b"\r\n\t ")), True),
     "sealed again": (lambda f: seal(state(f)), True),
-    "new members": (lambda f: seal(state(f), lambda m: m.update(extra={"a": ["\u00e9\u007f\t\u2028", 7, -1, True]})), True),
+    "new members": (
+        lambda f: seal(state(f), lambda m: m.update(extra={"a": ["\u00e9\u007f\t\u2028", 7, -1, True]})), True,
+    ),
     "another format": (lambda f: seal(state(f), lambda m: m.update(format=2)), False),
     "format true": (lambda f: seal(state(f), lambda m: m.update(format=True)), False),
     "no step": (lambda f: seal(state(f), lambda m: m.pop("step")), False),
@@ -117,7 +126,7 @@ BATTERY = {
     "weights are cut short": (lambda f: edit(weights(f), lambda d: d[:-4]), False),
     "weights are longer": (lambda f: edit(weights(f), lambda d: d + b"\0"), False),
     "a bit of the weights has changed": (lambda f: edit(weights(f), lambda d: flip(d, len(d) - 3)), False),
-    "weights of another step": (lambda f: shutil.copy(weights(checkpoint(f.parent.parent, 4)), weights(f)), False),
+    "weights of another step": (lambda f: shutil.copy(f.parent / "step_00000004" / weights(f).name, f), False),
     "weights are a folder": (lambda f: replace_by_folder(weights(f)), False),
     "weights are a link to nothing": (lambda f: replace_by_link(weights(f), "nothing"), False),
     "no optimizer state": (lambda f: (f / "optimizer.safetensors").unlink(), True),
@@ -143,13 +152,18 @@ def test_a_damaged_run_is_read_as_the_program_reads_it(run, run_binary, run_comm
     assert found.step == json.loads((tmp_path / "eval.json").read_text())["step"] == (6 if usable else 4)
     assert found.config["model"]["width"] == 16
     for warning in warnings:
-        assert warning.startswith(f"warning: {run / 'checkpoints'}") and "trying the checkpoint before it" in warning
+        assert (
+            warning.startswith(f"warning: {run / 'checkpoints'}")
+            and "trying the checkpoint before it" in warning
+        )
     skipped = [] if usable or " name" in case else ["6"]
     skipped += ["9"] if case == "an empty newer folder" else []
     assert len(warnings) == len(skipped) and all(step in w for step, w in zip(skipped, warnings, strict=True))
 
 
-@pytest.mark.parametrize("case", ["a bit of the weights has changed", "state.json is cut short", "no weights"])
+@pytest.mark.parametrize(
+    "case", ["a bit of the weights has changed", "state.json is cut short", "no weights"]
+)
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused_by_both(run, run_binary, case):
     folder = checkpoint(run, 6)
     BATTERY[case][0](folder)
@@ -194,7 +208,9 @@ def test_every_state_that_the_program_writes_is_accepted(run_binary, tmp_path):
 def test_numbers_keep_the_form_they_are_written_in():
     """The program's JSON library may write another form than Python's shortest, as 5e-324 as 4.9e-324."""
     for text in ["1.0", "1e-05", "1e-5", "0.00001", "4.9e-324", "1.7976931348623157e+308", "-0.0", "12.50"]:
-        value = run_reader.parse_json(b'{"b": [' + text.encode() + b', 1, null, true], "a": "\\u00e9\\n"}', run_reader.Number)
+        value = run_reader.parse_json(
+            b'{"b": [' + text.encode() + b', 1, null, true], "a": "\\u00e9\\n"}', run_reader.Number
+        )
         assert run_reader.canonical(value) == '{"a":"\u00e9\\n","b":[' + text + ",1,null,true]}"
         assert value["b"][0] == float(text)
 
@@ -223,7 +239,10 @@ def test_a_checkpoint_that_stands_alone_is_enough(run, tmp_path, run_command, ru
         shutil.copy(checkpoint(run, 4) / name, shared)
     for path in (shared, shared / "model.safetensors"):
         out = run_command([sys.executable, PLOT, "prior", path]).stdout
-        assert out.splitlines()[:2] == [str(shared / "figures" / "prior.png"), f"Layer 0 at step 4, from {shared}."]
+        assert out.splitlines()[:2] == [
+            str(shared / "figures" / "prior.png"),
+            f"Layer 0 at step 4, from {shared}.",
+        ]
         run_binary("eval", "--checkpoint", path, "--tokens", 16)
     inside = run_command([sys.executable, PLOT, "prior", checkpoint(run, 2)]).stdout
     assert inside.splitlines()[0] == str(run / "figures" / "prior.png") and "step 2" in inside

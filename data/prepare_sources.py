@@ -1,0 +1,242 @@
+"""The text files of prepare.py, read in blocks, and what is unusual about the text in them."""
+
+import codecs
+import gzip
+import hashlib
+import os
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from console import DataError
+from prepare_tokenizers import CUT_CHARACTERS, END_OF_TEXT
+
+READ_BYTES = 1 << 20
+STANDARD_INPUT = "-"
+MARK = codecs.BOM_UTF8
+MARKER = END_OF_TEXT.encode()
+# What begins like this is no text; each with what to do.
+OTHER_FORMATS = [
+    (b"\x1f\x8b\x08", "is compressed by gzip", "name it FILE.gz, or pipe it: zcat FILE | prepare.py ... -"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd", "decompress it first: unzstd FILE"),
+    (b"\xfd7zXZ\0", "is compressed by xz", "decompress it first: unxz FILE"),
+    (
+        b"PK\x03\x04",
+        "is a zip archive (or a document of an office program)",
+        "unpack it, or save it as text, first",
+    ),
+    (b"%PDF-", "is a PDF", "convert it first: pdftotext FILE"),
+    ((20240520).to_bytes(4, "little"), "is a token shard already", "give the text that it was made from"),
+] + [
+    (b"BZh%d1AY&SY" % level, "is compressed by bzip2", "decompress it first: bunzip2 FILE")
+    for level in range(1, 10)
+]
+MARKED_ENCODINGS = [  # UTF-32's mark begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+]
+
+
+def count(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+@dataclass
+class Findings:
+    """What was unusual about the text, and what became of it."""
+
+    documents: int = 0
+    empty_documents: int = 0
+    bytes: int = 0
+    nul_bytes: int = 0
+    crlf: int = 0
+    carriage_returns: int = 0  # those of CRLF too
+    markers: int = 0  # END_OF_TEXT spelled out
+    separators: int = 0
+    dropped_marks: int = 0  # byte-order marks at the start of a file
+    marks: int = 0  # all of them
+    replaced: int = 0
+    not_utf8: int = 0  # files
+    first_invalid: str = ""
+    forced_cuts: int = 0
+    sources: list = field(default_factory=list)
+
+    def lines(self, tokenizer, separator, tokens_of_marker):
+        """The notes, a line each. `tokens_of_marker`: how many tokens END_OF_TEXT becomes in the text."""
+        yield from self.encoding_lines()
+        if self.markers and END_OF_TEXT not in (separator or ""):
+            option = f"--document-separator '{END_OF_TEXT}'"
+            advice = option if tokenizer == "gpt2" else f"--tokenizer gpt2 {option}"
+            times = f"{count(self.markers, 'time')}, {tokens_of_marker} tokens each"
+            yield f"kept as ordinary text: '{END_OF_TEXT}' ({times}); to separate documents there: {advice}"
+        if separator is not None and not self.separators:
+            yield f"never found: the document separator {separator!r}; each file is one document"
+        if self.empty_documents:
+            yield f"skipped: {count(self.empty_documents, 'empty document')}"
+        if self.crlf:
+            yield f"kept: {count(self.crlf, 'CRLF line end')}"
+        if self.carriage_returns > self.crlf:
+            yield f"kept: {count(self.carriage_returns - self.crlf, 'carriage return')} without a line feed"
+        if self.forced_cuts:
+            runs = f"{count(self.forced_cuts, 'run')} of {CUT_CHARACTERS:,} characters without a space"
+            yield f"cut: {runs}; the tokens at the cut may not be GPT-2's"
+        names = {}
+        for source in self.sources:
+            if source["bytes"] and source["sha256"] in names:
+                yield f"kept: the same text twice, {names[source['sha256']]} and {source['name']}"
+            names.setdefault(source["sha256"], source["name"])
+
+    def encoding_lines(self):
+        latin1 = "if it is Latin-1: iconv -f LATIN1 -t UTF-8 FILE"
+        if self.replaced:
+            sequences = count(self.replaced, "invalid UTF-8 sequence")
+            yield f"replaced by U+FFFD: {sequences}, the first in {self.first_invalid}; {latin1}"
+        if self.not_utf8:
+            files = count(self.not_utf8, "file")
+            yield f"kept: what is not UTF-8 in {files}, the first in {self.first_invalid}; {latin1}"
+        if self.dropped_marks:
+            yield f"dropped: the byte-order mark at the start of {count(self.dropped_marks, 'file')}"
+        if self.marks > self.dropped_marks:
+            yield f"kept: {count(self.marks - self.dropped_marks, 'byte-order mark')} within the text"
+        if self.nul_bytes:
+            utf16 = (
+                "; if it is UTF-16: iconv -f UTF-16LE -t UTF-8 FILE"
+                if 5 * self.nul_bytes > self.bytes
+                else ""
+            )
+            yield f"kept: {count(self.nul_bytes, 'NUL byte')}{utf16}"
+
+
+def progress_bar(files):
+    """Counts bytes of text; knows the end where no file is compressed."""
+    from tqdm import tqdm
+
+    plain = all(name != STANDARD_INPUT and not name.endswith(".gz") for name in files)
+    total = sum(os.path.getsize(name) for name in files) if plain else None
+    disable = sys.stderr is None or not sys.stderr.isatty()
+    return tqdm(total=total, unit="B", unit_scale=True, disable=disable, leave=False)
+
+
+def raw_blocks(name):
+    """The bytes of a source, decompressed; all blocks but the last have READ_BYTES."""
+    compressed = name.endswith(".gz")
+    try:
+        if compressed and Path(name).stat().st_size == 0:
+            raise EOFError
+        with open(0 if name == STANDARD_INPUT else name, "rb", closefd=name != STANDARD_INPUT) as file:
+            source = gzip.GzipFile(fileobj=file) if compressed else file
+            while block := source.read(READ_BYTES):
+                yield block
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        damage = "is cut short" if isinstance(error, EOFError) else f"is damaged ({error})"
+        raise DataError(f"{name}: the compressed data {damage}: copy or download the file again") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot read it: {error.strerror}") from None
+
+
+def refuse_other_formats(name, head):
+    """head: the first block. Raises DataError if it is no text, or text whose ASCII characters are no bytes."""
+    for start, what, advice in OTHER_FORMATS:
+        if head.startswith(start):
+            raise DataError(f"{name}: {what}; {advice}")
+    for mark, encoding in MARKED_ENCODINGS:
+        if head.startswith(mark) and decodes(head, encoding):
+            kind = encoding[:6].upper()  # iconv takes the byte order from the mark
+            raise DataError(
+                f"{name}: is {kind}, not UTF-8; convert it: iconv -f {kind} -t UTF-8 FILE > NEW_FILE"
+            )
+
+
+def decodes(data, encoding):
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(data)  # the last character may be unfinished
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def occurrences(pattern, before, block):
+    """Of a pattern that does not overlap itself, in the block and across its start; `before` ends what came."""
+    reach = len(pattern) - 1
+    across = before[len(before) - reach :] + block[:reach] if reach and before else b""
+    return block.count(pattern) + across.count(pattern)
+
+
+def text_blocks(name, bar, findings):
+    """Yields (position, bytes) of a source without its byte-order mark; notes its size, hash and oddities."""
+    digest, size, before = hashlib.sha256(), 0, b""
+    for block in raw_blocks(name):
+        digest.update(block)
+        if size == 0:
+            refuse_other_formats(name, block)
+        findings.nul_bytes += block.count(b"\0")
+        findings.carriage_returns += block.count(b"\r")
+        findings.crlf += occurrences(b"\r\n", before, block)
+        findings.marks += occurrences(MARK, before, block)
+        findings.markers += occurrences(MARKER, before, block)
+        before = (before + block)[-len(MARKER) :]
+        bar.update(len(block))
+        is_marked = size == 0 and block.startswith(MARK)
+        findings.dropped_marks += is_marked
+        skipped = len(MARK) if is_marked else 0
+        yield size + skipped, block[skipped:]
+        size += len(block)
+    findings.bytes += size
+    findings.sources.append({"name": name, "bytes": size, "sha256": digest.hexdigest()})
+
+
+def decoded(name, bar, findings):
+    """Yields text; an invalid UTF-8 sequence becomes U+FFFD and is noted."""
+    start = 0  # in the source, of the decoder's input
+
+    def replace(error):
+        findings.replaced += 1
+        findings.first_invalid = findings.first_invalid or f"{name} at byte {start + error.start}"
+        return "\ufffd", error.end
+
+    codecs.register_error("replace and note", replace)
+    pending = b""  # an unfinished sequence at the end of a block
+    for position, block in text_blocks(name, bar, findings):
+        start = position - len(pending)
+        data = pending + block
+        text, used = codecs.utf_8_decode(data, "replace and note", False)
+        pending = data[used:]
+        start += used
+        yield text
+    yield codecs.utf_8_decode(pending, "replace and note", True)[0]
+
+
+class Utf8Check:
+    """Finds the first byte of a source that is not UTF-8."""
+
+    def __init__(self, name, findings):
+        self.name, self.findings = name, findings
+        self.pending = b""
+        self.failed = False
+
+    def add(self, position, block, is_last=False):
+        if self.failed:
+            return
+        data = self.pending + block
+        try:
+            _, used = codecs.utf_8_decode(data, "strict", is_last)
+            self.pending = data[used:]
+        except UnicodeDecodeError as error:
+            self.failed = True
+            where = f"{self.name} at byte {position - len(self.pending) + error.start}"
+            self.findings.not_utf8 += 1
+            self.findings.first_invalid = self.findings.first_invalid or where
+
+
+def byte_blocks(name, bar, findings):
+    """Yields the bytes of a source; notes whether they are UTF-8."""
+    check, end = Utf8Check(name, findings), 0
+    for position, block in text_blocks(name, bar, findings):
+        check.add(position, block)
+        end = position + len(block)
+        if block:
+            yield block
+    check.add(end, b"", is_last=True)
