@@ -64,9 +64,11 @@ def program():
 
 
 def pattern(out, split):
-    """The shards of a split, for the trainer's glob(3). What is special to it in the folder's name is escaped.
+    """The shards of a split, for the trainer's glob(3). What is special to it in the folder's name is
+    escaped.
 
-    It begins with '/', '.' or a plain character: '~' would be the home folder, and a quote would be taken off.
+    It begins with '/', '.' or a plain character: '~' would be the home folder, and a quote would be taken
+    off.
     """
     folder = re.sub(r"([\\*?\[])", r"\\\1", os.path.normpath(out))
     if not re.match(r"[A-Za-z0-9_/.]", folder):

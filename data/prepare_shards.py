@@ -1,11 +1,12 @@
-"""Writing token shards: a header of 256 int32 (magic 20240520, version 1, token count, zeros), then the tokens
-as uint16, little-endian; see data/shard.h.
+"""Writing token shards: a header of 256 int32 (magic 20240520, version 1, token count, zeros), then the
+tokens as uint16, little-endian; see data/shard.h.
 
-A set of files appears in its folder at the end, and an older set goes only then. Tokens are spooled, then cut
-into files named *.partial. When all of them are on the disk, meta.json.partial, which lists the set, takes its
-name by a rename: from there on the new set is the one that counts. Its files then take their names one by one,
-over the old ones, and meta.json comes last. A run that ends before meta.json.partial stands has changed nothing.
-After that, the next run on the folder finishes what is left. So all of one set is on the disk at every moment.
+A set of files appears in its folder at the end, and an older set goes only then. Tokens are spooled, then
+cut into files named *.partial. When all of them are on the disk, meta.json.partial, which lists the set,
+takes its name by a rename: from there on the new set is the one that counts. Its files then take their names
+one by one, over the old ones, and meta.json comes last. A run that ends before meta.json.partial stands has
+changed nothing. After that, the next run on the folder finishes what is left. So all of one set is on the
+disk at every moment.
 """
 
 import contextlib
@@ -130,7 +131,11 @@ class ShardFolder:
         for path in [*self.path.iterdir(), *self.path.glob("tokenizer/*")]:
             name = str(path.relative_to(self.path))
             finished = name.removesuffix(PARTIAL)
-            if name in (SPOOL, UNSEALED) or finished in (META, *TOKENIZER_FILES) or SHARD_NAME.fullmatch(finished):
+            if (
+                name in (SPOOL, UNSEALED)
+                or finished in (META, *TOKENIZER_FILES)
+                or SHARD_NAME.fullmatch(finished)
+            ):
                 yield path
 
     def _shard_names(self):
@@ -146,7 +151,7 @@ class ShardFolder:
         return names
 
     def _read_set(self, name):
-        """The meta.json by this name and the sizes of the files it lists; None where it is missing or damaged."""
+        """The meta.json by this name and the sizes of the files it lists; None if missing or damaged."""
         try:
             meta = json.loads((self.path / name).read_bytes())
             sizes = {shard["file"]: 4 * HEADER_INTS + 2 * shard["tokens"] for shard in meta["shards"]}
@@ -165,7 +170,8 @@ class ShardFolder:
         self.tokens += tokens.size
 
     def publish(self, splits, shard_tokens, meta, before_sealing=lambda: None):
-        """Cuts the stream into splits, [(name, tokens)] in order, and these into shards of at most shard_tokens.
+        """Cuts the stream into splits, [(name, tokens)] in order, and these into shards of at most
+        shard_tokens.
 
         Returns meta with the shards. before_sealing() is called when all is written and the renames are next.
         """
@@ -194,7 +200,9 @@ class ShardFolder:
         except OSError as error:
             left = "no shards were written"
             if self.sealed:
-                left = "the new set is complete but not yet in place: prepare.py on this folder will finish it"
+                left = (
+                    "the new set is complete but not yet in place: prepare.py on this folder will finish it"
+                )
             raise ScriptError(f"{self.path}: cannot write: {error.strerror or error}; {left}") from None
 
     def _write_shard(self, split, index, tokens):
@@ -246,8 +254,8 @@ class ShardFolder:
             path = partial if partial.exists() else self.path / name
             if not path.exists() or path.stat().st_size != size:
                 raise DataError(
-                    f"{self.path}: an interrupted run left {META}{PARTIAL}, but {name}, which it lists, is missing "
-                    f"or damaged; remove {META}{PARTIAL} to give that set up, then give --overwrite"
+                    f"{self.path}: an interrupted run left {META}{PARTIAL}, but {name}, which it lists, is "
+                    f"missing or damaged; remove {META}{PARTIAL} to give that set up, then give --overwrite"
                 )
         with self._writing():
             self.sealed = True

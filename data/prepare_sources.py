@@ -138,7 +138,7 @@ def raw_blocks(name):
 
 
 def refuse_other_formats(name, head):
-    """head: the first block. Raises DataError if it is no text, or text whose ASCII characters are no bytes."""
+    """head: the first block. Raises DataError if it is no text, or is in UTF-16 or UTF-32."""
     for start, what, advice in OTHER_FORMATS:
         if head.startswith(start):
             raise DataError(f"{name}: {what}; {advice}")
@@ -159,7 +159,7 @@ def decodes(data, encoding):
 
 
 def occurrences(pattern, before, block):
-    """Of a pattern that does not overlap itself, in the block and across its start; `before` ends what came."""
+    """How often a pattern is in the block or ends there; `before` is the end of what came before it."""
     reach = len(pattern) - 1
     across = before[len(before) - reach :] + block[:reach] if reach and before else b""
     return block.count(pattern) + across.count(pattern)

@@ -19,9 +19,9 @@ def add_parser(subparsers):
     parser = subparsers.add_parser(
         "text",
         help="plain text files (.gz too)",
-        description="Tokenizes text files and writes FOLDER/train_000000.bin ..., val_000000.bin ..., meta.json and "
-        "the tokenizer's files. The files form one stream in the order given; the end of it becomes the validation "
-        "split. The same files and options give the same bytes.",
+        description="Tokenizes text files and writes FOLDER/train_000000.bin ..., val_000000.bin ..., "
+        "meta.json and the tokenizer's files. The texts form one stream in the order given; the end of it becomes "
+        "the validation split. The same files and options give the same bytes.",
     )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="UTF-8 text, plain or .gz; - is standard input"
@@ -31,8 +31,8 @@ def add_parser(subparsers):
         "--tokenizer",
         required=True,
         choices=["gpt2", "bytes"],
-        help="gpt2: byte-pair encoding, 50,257 tokens, 50256 before each document; bytes: a token is a byte, files "
-        "follow each other without a mark",
+        help="gpt2: byte-pair encoding, 50,257 tokens, 50256 before each document; bytes: a token is a byte, "
+        "files follow each other without a mark",
     )
     parser.add_argument(
         "--tokenizer-dir",
@@ -82,8 +82,8 @@ def shard_size(text):
 def check_arguments(arguments):
     if arguments.tokenizer == "bytes" and arguments.document_separator is not None:
         raise UsageError(
-            "--document-separator: the tokenizer bytes has no token to put between documents; use gpt2, or leave "
-            "the option out"
+            "--document-separator: the tokenizer bytes has no token to put between documents; use gpt2, or "
+            "leave the option out"
         )
     if arguments.tokenizer == "bytes" and arguments.tokenizer_dir is not None:
         raise UsageError("--tokenizer-dir: the tokenizer bytes has no files")
@@ -91,7 +91,9 @@ def check_arguments(arguments):
         raise UsageError("--document-separator: is empty")
     if arguments.out == "":
         raise UsageError("--out: is empty")
-    if not all(c.isprintable() for c in arguments.out):  # a byte that is no UTF-8 comes as half a surrogate pair
+    if not all(
+        c.isprintable() for c in arguments.out
+    ):  # a byte that is no UTF-8 comes as half a surrogate pair
         problem = "holds what cannot be printed, and the trainer's config could not name it"
         raise UsageError(f"--out {arguments.out}: {problem}; choose another name")
     if arguments.files.count(STANDARD_INPUT) > 1:

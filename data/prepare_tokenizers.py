@@ -1,4 +1,4 @@
-"""Tokenizers of prepare.py: GPT-2's byte-pair encoding through tiktoken, and text cut into pieces to encode."""
+"""Tokenizers of prepare.py: GPT-2's byte-pair encoding through tiktoken, and text cut into pieces."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from console import DataError, ScriptError
 
-# Words with the space before them, numbers, punctuation, English contractions, and runs of space of which the last
-# belongs to the next word.
+# Words with the space before them, numbers, punctuation, English contractions, and runs of space of which
+# the last belongs to the next word.
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 1 << 16  # tokens are stored as uint16
@@ -19,13 +19,13 @@ GPT2_FILES = {  # with the sha256 of the published ones
 }
 
 CUT_CHARACTERS = 1 << 16
-# No match of the pattern goes on from a character that is no white space to a space or line feed: text cut there
-# gives the same tokens.
+# No match of the pattern goes on from a character that is no white space to a space or line feed: text cut
+# there gives the same tokens.
 SAFE_CUT = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 
 class Gpt2Tokenizer:
-    """vocabulary: number of tokens; end_of_text: the token between documents; files: contents of both by name."""
+    """vocabulary: number of tokens; end_of_text: the token between documents; files: their contents."""
 
     def __init__(self, folder=None):
         self.encoding, self.files = download() if folder is None else load_folder(Path(folder))
@@ -53,8 +53,8 @@ def download():
     except Exception as error:  # whatever the download runs into
         raise ScriptError(
             f"cannot download GPT-2's vocabulary ({type(error).__name__}: {error}). Without a network, give "
-            "--tokenizer-dir with a folder that holds vocab.bpe and encoder.json (elsewhere called merges.txt "
-            "and vocab.json)"
+            "--tokenizer-dir with a folder that holds vocab.bpe and encoder.json (elsewhere called "
+            "merges.txt and vocab.json)"
         ) from None
 
 
@@ -91,9 +91,9 @@ def load_folder(folder):
 class TextCutter:
     """Cuts a document that arrives in pieces into texts of at most CUT_CHARACTERS, where no token changes.
 
-    A run of so many characters without such a place (base64, a genome, a page of spaces) is cut where the limit
-    falls; `forced_cuts` counts these, and a token or two at each may differ from those of the whole run. Where the
-    cuts are depends on the text alone, not on its pieces.
+    A run of so many characters without such a place (base64, a genome, a page of spaces) is cut where the
+    limit falls; `forced_cuts` counts these, and a token or two at each may differ from those of the whole
+    run. Where the cuts are depends on the text alone, not on its pieces.
     """
 
     def __init__(self):

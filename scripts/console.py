@@ -15,7 +15,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ScriptError(Exception):
-    """Something the user can act on: the message says what, where and what to do. The script ends with `code`."""
+    """Something the user can act on: what, where and what to do. The script ends with `code`."""
 
     code = FAILURE
 

@@ -5,8 +5,9 @@
   plot.py loss RUN ...   loss curves of one or more runs           -> RUN/figures/loss.png (of the first run)
 
 RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` also takes a
-checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint it draws the newest
-checkpoint that is whole. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data.
+checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint it draws the
+newest checkpoint that is whole. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package),
+2 wrong use, 3 bad data.
 """
 
 import argparse

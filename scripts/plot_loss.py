@@ -40,7 +40,7 @@ def names_of(runs):
 
 
 def draw_run(axes, run, name, colour, warn):
-    """Every step pale, smoothed strong, validation as points. Returns what is in view: all but the first fall."""
+    """Every step pale, smoothed strong, validation as points. Returns what should be in view."""
     metrics = read_metrics(run)
     steps, loss = loss_points(metrics, "loss")
     validated, validation = loss_points(metrics, "val_loss")

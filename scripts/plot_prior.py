@@ -13,8 +13,8 @@ from run_reader import Checkpoint, open_checkpoint
 LONGEST_DEFAULT = 512  # positions shown unless --length says otherwise
 FIRST_ROW = 16  # statistics leave out the first rows, where a few keys hold all the mass whatever the prior
 PROBABILITY_FLOOR = 1e-3  # smaller ones share the darkest colour
-# Bytes for each of the length x length cells, measured (test_plot_prior.py): what the two pictures of a head keep,
-# and what comes and goes while one is computed and drawn.
+# Bytes for each of the length x length cells, measured (test_plot_prior.py): what the two pictures of a
+# head keep, and what comes and goes while one is computed and drawn.
 KEPT_BYTES, WORKING_BYTES = 20, 100
 
 
@@ -205,8 +205,8 @@ def draw_curve(axes, values, xlabel, unit):
     right_half = top > len(values) / 2
     axes.plot(top, values[top], "o", color=ACCENT, markersize=5, markeredgecolor="white")
     axes.annotate(
-        f"max at {unit} {top}", (top, values[top]),
-        xytext=(-6 if right_half else 6, 4), textcoords="offset points", ha="right" if right_half else "left", fontsize=8, color=ACCENT,
+        f"max at {unit} {top}", (top, values[top]), xytext=(-6 if right_half else 6, 4),
+        textcoords="offset points", ha="right" if right_half else "left", fontsize=8, color=ACCENT,
     )  # fmt: skip
     axes.margins(x=0.04, y=0.15)
     axes.set_xlabel(xlabel)
@@ -249,7 +249,7 @@ def draw_head(figure, row, matrices, head):
 
 
 def draw_prior(matrices, title):
-    """A figure, one row a head: (a) K_sink = u(j), (b) K_rel = kappa(i-j), (c) row-centred K, (d) softmax(K)."""
+    """A row a head: (a) K_sink = u(j), (b) K_rel = kappa(i-j), (c) row-centred K, (d) softmax(K)."""
     titles = (
         r"(a) $K_\mathrm{sink}$: key bias $u(j)$",
         r"(b) $K_\mathrm{rel}$: relative part $\kappa(i-j)$",

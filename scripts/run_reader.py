@@ -118,9 +118,9 @@ def parse_json(contents, parse_float=float):
 def canonical(value):
     """The compact text whose checksum state.json holds: keys in order, no spaces.
 
-    Numbers with a fraction or exponent stay as they are written. The program writes the short form that nlohmann's
-    JSON library finds, which is not always Python's. So a state.json that another tool has rewritten is refused,
-    even if the values are the same.
+    Numbers with a fraction or exponent stay as they are written. The program writes the short form that
+    nlohmann's JSON library finds, which is not always Python's. So a state.json that another tool has
+    rewritten is refused, even if the values are the same.
     """
     if isinstance(value, dict):
         members = (f"{json.dumps(key, ensure_ascii=False)}:{canonical(value[key])}" for key in sorted(value))
@@ -217,7 +217,7 @@ def step_folders(run):
 
 
 def newest_checkpoint(run, warn):
-    """The newest checkpoint that can be used; warn(message) is told of others. Raises DataError without one."""
+    """The newest checkpoint that can be used; warn(message) is told of others. Raises DataError."""
     folders = step_folders(run)
     for folder in folders.values():
         try:
@@ -232,7 +232,7 @@ def newest_checkpoint(run, warn):
 
 
 def open_checkpoint(path, step, warn):
-    """The checkpoint that `path` means: a run's newest one or that of `step`, or the one that it is itself."""
+    """The checkpoint that `path` means: a run's newest one or that of `step`, or what it is itself."""
     path = Path(path)
     if path.name == WEIGHTS and path.is_file():
         path = path.parent

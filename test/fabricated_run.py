@@ -56,7 +56,7 @@ def prior_tensors(rng, config=CONFIG, layers=(0, 1)):
 
 
 def peaked_tensors():
-    """Layer 0 and head 2 of layer 1: uniform. Its head 0: a bump on j = 0; head 1: modes that add up at lag 1."""
+    """Uniform but for two heads of layer 1. Head 0: a bump on j = 0; head 1: modes that add up at lag 1."""
     tensors = {name: np.zeros_like(value) for name, value in prior_tensors(np.random.default_rng(0)).items()}
     w = 10000.0 ** (-np.arange(RANK) / (RANK - 1))
     tensors["blocks.1.attn.prior.bump"][0] = 9

@@ -14,7 +14,6 @@ sys.path.insert(0, str(SCRIPT.parent))
 END = 262  # of the tiny vocabulary
 
 
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """A folder with a vocabulary of 256 bytes, six merges and the end of text."""

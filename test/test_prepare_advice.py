@@ -28,14 +28,15 @@ def dry_run(command, binary, cwd, code=0):
 
 
 NAMES = [
-    "plain", "with space", "run[1]", "a*b?c", "back\\slash", "tick's", 'quo"ted', "~", "~root", "$HOME", "-dash", "{a,b}",
-    "'quoted'", '"double"', "caf\u00e9", " space ", "#", "=", "a;b", "[!x]", "x]", "\\[", "d/run[1]/deep", "..dots", "\u6587",
+    "plain", "with space", "run[1]", "a*b?c", "back\\slash", "tick's", 'quo"ted', "~", "~root", "$HOME",
+    "-dash", "{a,b}", "'quoted'", '"double"', "caf\u00e9", " space ", "#", "=", "a;b", "[!x]", "x]", "\\[",
+    "d/run[1]/deep", "..dots", "\u6587",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_works_whatever_the_folder_is_called(tmp_path, binary, name):
-    """Relative to the current folder and from the root; decoys stand where an unescaped pattern would look."""
+    """Relative and from the root; decoys stand where an unescaped pattern would look."""
     for decoy in ("run1", "axbyc", "ab", "x", "backslash", "a", "b", "d/run1/deep"):
         (tmp_path / decoy).mkdir(parents=True)
         (tmp_path / decoy / "train_000000.bin").write_bytes(b"decoy")
@@ -57,8 +58,9 @@ def test_a_folder_that_the_config_cannot_name_is_refused(tmp_path, name):
 def test_the_command_for_bytes_is_complete(tmp_path, binary):
     output = prepare("text", "--out", "d", "--tokenizer", "bytes", "-", stdin=TEXT, cwd=tmp_path)
     assert shlex.split(printed_command(output)) == [
-        f"{REPOSITORY}/train_gpt_goat", "--config", "shakespeare", "--out", "runs/d", "--set", "data.train=d/train_*.bin",
-        "--set", "data.val=d/val_*.bin", "--set", "model.vocab=256", "--set", "data.block=window",
+        f"{REPOSITORY}/train_gpt_goat", "--config", "shakespeare", "--out", "runs/d",
+        "--set", "data.train=d/train_*.bin", "--set", "data.val=d/val_*.bin",
+        "--set", "model.vocab=256", "--set", "data.block=window",
     ]  # fmt: skip
     assert output.splitlines()[-2] == "Train with this, or with another preset (--list-configs) or file:"
     assert output.splitlines()[1:3] == [
@@ -106,7 +108,15 @@ def test_splits_too_small_for_a_sequence_are_said_and_left_out(tmp_path, binary,
             assert ('data.val=""' in output) == (val < needed)
             dry_run(printed_command(output), binary, tmp_path)
     assert stream(tmp_path / "d")[1]["train_tokens"] == needed - 1  # what the program says to that:
-    words = [binary, "--config", "shakespeare", "--set", "data.train=d/train_*.bin", "--set", "model.vocab=263"]
+    words = [
+        binary,
+        "--config",
+        "shakespeare",
+        "--set",
+        "data.train=d/train_*.bin",
+        "--set",
+        "model.vocab=263",
+    ]
     block = ["--set", f"data.block={'bos' if extra else 'window'}", "--set", "data.bos=262", "--dry-run"]
     assert subprocess.run([*words, *block], cwd=tmp_path, capture_output=True, timeout=60).returncode == 3
 
@@ -122,7 +132,13 @@ def test_without_validation_the_command_does_without(tmp_path, binary):
 def test_validation_alone_is_for_eval(tmp_path):
     options = ["--tokenizer", "bytes", "--val-fraction", "1"]
     output = prepare("text", "--out", "d[1]", *options, "-", stdin=TEXT, cwd=tmp_path)
-    assert shlex.split(printed_command(output))[1:] == ["eval", "--checkpoint", "RUN", "--data", r"d\[1]/val_*.bin"]
+    assert shlex.split(printed_command(output))[1:] == [
+        "eval",
+        "--checkpoint",
+        "RUN",
+        "--data",
+        r"d\[1]/val_*.bin",
+    ]
 
 
 def test_the_presets_length_is_the_programs(run_binary):

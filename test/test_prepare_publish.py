@@ -1,4 +1,4 @@
-"""data/prepare.py: a set of shards appears whole, an older one goes only then, whatever ends the run and wherever."""
+"""data/prepare.py: a set of shards appears whole, and an older one goes only then, whatever ends the run."""
 
 import errno
 import itertools
@@ -75,7 +75,13 @@ class Steps:
 
     def __init__(self, monkeypatch, stop, act):
         self.count, self.stop, self.act = 0, stop, act
-        for owner, name in [(os, "rename"), (os, "fsync"), (Path, "unlink"), (Path, "rmdir"), (Path, "mkdir")]:
+        for owner, name in [
+            (os, "rename"),
+            (os, "fsync"),
+            (Path, "unlink"),
+            (Path, "rmdir"),
+            (Path, "mkdir"),
+        ]:
             monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
 
     def counted(self, function):
@@ -209,7 +215,9 @@ def test_a_sealed_set_that_lost_a_file_is_not_completed(tmp_path, monkeypatch, h
     publish(path, "no validation")
     run_killed(monkeypatch, path, "small", total - 4)
     before = contents(path)
-    victim = path / "val_000000.bin.partial" if "val_000000.bin.partial" in before else path / "val_000000.bin"
+    victim = (
+        path / "val_000000.bin.partial" if "val_000000.bin.partial" in before else path / "val_000000.bin"
+    )
     victim.unlink() if harm == "missing" else os.truncate(victim, 1025)
     with pytest.raises(DataError, match="val_000000.bin, which it lists, is missing or damaged"):
         publish(path, "small")
@@ -217,7 +225,8 @@ def test_a_sealed_set_that_lost_a_file_is_not_completed(tmp_path, monkeypatch, h
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[1]", b"{}", b'{"shards": 3}', b'{"shards": [{"file": "../x", "tokens": 1}]}', b"\xff"]
+    "text",
+    [b"", b"{", b"[1]", b"{}", b'{"shards": 3}', b'{"shards": [{"file": "../x", "tokens": 1}]}', b"\xff"],
 )
 def test_a_damaged_list_of_an_interrupted_run_is_cleared(tmp_path, published, text):
     publish(tmp_path / "o", "small")
@@ -230,7 +239,7 @@ def test_a_damaged_list_of_an_interrupted_run_is_cleared(tmp_path, published, te
 
 
 def test_everything_is_on_the_disk_before_the_set_is_sealed(tmp_path, monkeypatch):
-    """An fsync of each file, then of the folders, then the rename that seals; and one after the last rename."""
+    """An fsync of each file, then of the folders, then the rename that seals; one after the last rename."""
     calls, rename = [], os.rename
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: calls.append(os.readlink(f"/proc/self/fd/{file}")))
@@ -297,7 +306,13 @@ def test_tokenizer_files_of_somebody_else_are_not_lost(tmp_path):
 def test_what_is_no_regular_file_is_never_replaced(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"mine")
-    names = ["train_000000.bin", "train_000000.bin.partial", "meta.json", "meta.json.partial", "tokens.partial"]
+    names = [
+        "train_000000.bin",
+        "train_000000.bin.partial",
+        "meta.json",
+        "meta.json.partial",
+        "tokens.partial",
+    ]
     for n, name in enumerate([*names, "tokenizer/vocab.bpe"]):
         for kind in ("link", "pipe", "folder"):
             path = tmp_path / f"{n}{kind}" / name

@@ -91,7 +91,9 @@ def test_bytes_keep_what_is_no_utf8_and_say_where_it_begins(tmp_path):
     ]:
         files = write(tmp_path, a=b"fine \xc3\xa9", b=data, c=b"\xe9")
         (note, *_) = notes(tmp_path, *files)
-        assert note.startswith(f"kept: what is not UTF-8 in 2 files, the first in {files[1]} at byte {position}; ")
+        assert note.startswith(
+            f"kept: what is not UTF-8 in 2 files, the first in {files[1]} at byte {position}; "
+        )
         assert "iconv -f LATIN1 -t UTF-8" in note
         text = data.removeprefix(codecs.BOM_UTF8)
         assert bytes(stream(tmp_path / "o")[0].tolist()) == b"fine \xc3\xa9" + text + b"\xe9"
@@ -122,8 +124,8 @@ def test_one_line_of_50_mb_is_fast_and_needs_little_memory(tmp_path, tiny):
             file.write(b"the th " * 142_857 + b"x" * 1_000_000)
     script = f"""if True:
         import resource, sys
-        sys.argv = ["prepare.py", "text", "--out", {str(tmp_path / "o")!r}, "--tokenizer", "gpt2", "--tokenizer-dir", {str(tiny)!r},
-                    {str(tmp_path / "line.txt")!r}]
+        sys.argv = ["prepare.py", "text", "--out", {str(tmp_path / "o")!r}, "--tokenizer", "gpt2"]
+        sys.argv += ["--tokenizer-dir", {str(tiny)!r}, {str(tmp_path / "line.txt")!r}]
         sys.path.insert(0, {str(SCRIPT.parent)!r})
         import prepare
         code = prepare.main()
@@ -204,10 +206,16 @@ def test_what_is_no_utf8_text_is_refused_with_what_to_do(tmp_path, tiny, tokeniz
     text = "Text, café.".encode()
     options = ["--tokenizer", tokenizer, *(["--tokenizer-dir", tiny] if tokenizer == "gpt2" else [])]
     for data, part in [
-        (codecs.BOM_UTF16_LE + text.decode().encode("utf-16-le"), "is UTF-16, not UTF-8; convert it: iconv -f UTF-16"),
+        (
+            codecs.BOM_UTF16_LE + text.decode().encode("utf-16-le"),
+            "is UTF-16, not UTF-8; convert it: iconv -f UTF-16",
+        ),
         (codecs.BOM_UTF16_BE + text.decode().encode("utf-16-be"), "is UTF-16"),
         (codecs.BOM_UTF16_LE + "👩".encode("utf-16-le")[:3], "is UTF-16"),
-        (codecs.BOM_UTF32_LE + text.decode().encode("utf-32-le"), "is UTF-32, not UTF-8; convert it: iconv -f UTF-32"),
+        (
+            codecs.BOM_UTF32_LE + text.decode().encode("utf-32-le"),
+            "is UTF-32, not UTF-8; convert it: iconv -f UTF-32",
+        ),
         (codecs.BOM_UTF32_BE + text.decode().encode("utf-32-be"), "is UTF-32"),
         (gzip.compress(text), "is compressed by gzip; name it FILE.gz"),
         (b"\x28\xb5\x2f\xfd" + text, "zstd"),
@@ -222,7 +230,9 @@ def test_what_is_no_utf8_text_is_refused_with_what_to_do(tmp_path, tiny, tokeniz
         assert str(files[1]) in error and part in error
         assert nothing_left(tmp_path / "o")
     (tmp_path / "twice.gz").write_bytes(gzip.compress(gzip.compress(text)))
-    assert "is compressed by gzip" in prepare("text", "--out", tmp_path / "o", *options, tmp_path / "twice.gz", code=3)
+    assert "is compressed by gzip" in prepare(
+        "text", "--out", tmp_path / "o", *options, tmp_path / "twice.gz", code=3
+    )
 
 
 def test_bytes_that_look_like_a_mark_of_utf16_but_are_not_utf16_are_kept(tmp_path):
@@ -245,7 +255,9 @@ def test_end_of_text_spelled_out_is_counted_and_the_option_named(tmp_path, tiny)
         "kept as ordinary text: '<|endoftext|>' (1 time, 13 tokens each); to separate documents there: "
         "--document-separator '<|endoftext|>'"
     ]
-    assert notes(tmp_path, *files, tokenizer=[*gpt2, "--document-separator", "<|endoftext|>"])[-1].startswith("skipped")
+    assert notes(tmp_path, *files, tokenizer=[*gpt2, "--document-separator", "<|endoftext|>"])[-1].startswith(
+        "skipped"
+    )
 
 
 def test_a_separator_that_never_comes_is_said(tmp_path, tiny):

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is read: plot.py's choice against the program's, over runs damaged in many ways."""
+"""Which checkpoint of a run is read: plot.py's choice against the program's, over many damaged runs."""
 
 import json
 import os
@@ -112,7 +112,7 @@ BATTERY = {
     "white space has changed": (lambda f: edit(state(f), lambda d: d.replace(b"\n", b"\r\n\t ")), True),
     "sealed again": (lambda f: seal(state(f)), True),
     "new members": (
-        lambda f: seal(state(f), lambda m: m.update(extra={"a": ["\u00e9\u007f\t\u2028", 7, -1, True]})), True,
+        lambda f: seal(state(f), lambda m: m.update(x={"a": ["\u00e9\u007f\t\u2028", 7, -1, True]})), True,
     ),
     "another format": (lambda f: seal(state(f), lambda m: m.update(format=2)), False),
     "format true": (lambda f: seal(state(f), lambda m: m.update(format=True)), False),
@@ -126,7 +126,9 @@ BATTERY = {
     "weights are cut short": (lambda f: edit(weights(f), lambda d: d[:-4]), False),
     "weights are longer": (lambda f: edit(weights(f), lambda d: d + b"\0"), False),
     "a bit of the weights has changed": (lambda f: edit(weights(f), lambda d: flip(d, len(d) - 3)), False),
-    "weights of another step": (lambda f: shutil.copy(f.parent / "step_00000004" / weights(f).name, f), False),
+    "weights of another step": (
+        lambda f: shutil.copy(f.parent / "step_00000004" / "model.safetensors", f), False,
+    ),
     "weights are a folder": (lambda f: replace_by_folder(weights(f)), False),
     "weights are a link to nothing": (lambda f: replace_by_link(weights(f), "nothing"), False),
     "no optimizer state": (lambda f: (f / "optimizer.safetensors").unlink(), True),
