@@ -20,8 +20,8 @@ def add_parser(subparsers):
         "text",
         help="plain text files (.gz too)",
         description="Tokenizes text files and writes FOLDER/train_000000.bin ..., val_000000.bin ..., "
-        "meta.json and the tokenizer's files. The texts form one stream in the order given; the end of it becomes "
-        "the validation split. The same files and options give the same bytes.",
+        "meta.json and the tokenizer's files. The texts form one stream in the order given; the end of it "
+        "becomes the validation split. The same files and options give the same bytes.",
     )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="UTF-8 text, plain or .gz; - is standard input"
