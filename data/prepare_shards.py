@@ -265,9 +265,8 @@ class ShardFolder:
 
     def _remove_partial(self):
         """Removes what a run left that ended before its set was sealed."""
-        (self.path / f"{META}{PARTIAL}").unlink(
-            missing_ok=True
-        )  # first: without its files it would mean another set
+        # First, as without its files it would mean another set:
+        (self.path / f"{META}{PARTIAL}").unlink(missing_ok=True)
         for path in self._files():
             if path.name.endswith(PARTIAL):
                 path.unlink()

@@ -91,9 +91,8 @@ def check_arguments(arguments):
         raise UsageError("--document-separator: is empty")
     if arguments.out == "":
         raise UsageError("--out: is empty")
-    if not all(
-        c.isprintable() for c in arguments.out
-    ):  # a byte that is no UTF-8 comes as half a surrogate pair
+    # A byte that is no UTF-8 comes as half a surrogate pair, which cannot be printed either.
+    if not arguments.out.isprintable():
         problem = "holds what cannot be printed, and the trainer's config could not name it"
         raise UsageError(f"--out {arguments.out}: {problem}; choose another name")
     if arguments.files.count(STANDARD_INPUT) > 1:

@@ -1,16 +1,24 @@
 """Running data/prepare.py and reading what it wrote."""
 
+import contextlib
 import hashlib
+import io
 import json
-import subprocess
+import os
+import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).resolve().parent.parent / "data" / "prepare.py"
-sys.path.insert(0, str(SCRIPT.parent))
+sys.path[:0] = [str(SCRIPT.parent), str(SCRIPT.parent.parent / "scripts")]
+
+import console  # noqa: E402
+import prepare as program  # noqa: E402
+
 END = 262  # of the tiny vocabulary
 
 
@@ -40,14 +48,40 @@ def byte_ids(tiny):
     return {b: i for i, b in enumerate(printable + [b for b in range(256) if b not in printable])}
 
 
+@contextlib.contextmanager
+def as_in_a_process_of_its_own(stdin, cwd):
+    """Standard input from bytes, another folder; afterwards all is as before, signals and environment too."""
+    handlers = {stop: signal.getsignal(stop) for stop in console.STOPS}
+    environment, folder, descriptor = dict(os.environ), os.getcwd(), os.dup(0)
+    with tempfile.TemporaryFile() as file:
+        file.write(stdin)
+        file.seek(0)
+        try:
+            os.dup2(file.fileno(), 0)
+            os.chdir(cwd or folder)
+            yield
+        finally:
+            os.dup2(descriptor, 0)
+            os.close(descriptor)
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            for stop, handler in handlers.items():
+                signal.signal(stop, handler)
+
+
 def prepare(*words, code=0, stdin=b"", cwd=None):
-    """Runs prepare.py; returns what it printed, and then what it said on stderr. A failure is one line."""
-    command = [sys.executable, SCRIPT, *map(str, words)]
-    result = subprocess.run(command, input=stdin, capture_output=True, timeout=120, cwd=cwd)
-    out, error = result.stdout.decode(), result.stderr.decode()
-    assert result.returncode == code, out + error
-    assert len(error.splitlines()) == (code != 0) and (code == 0 or out == "")
-    return out + error
+    """Runs prepare.py, in this process; returns what it printed. A failure is one line on stderr alone."""
+    out, error = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace") for _ in range(2)
+    )
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        with as_in_a_process_of_its_own(stdin, cwd):
+            returned = program.main([str(word) for word in words])
+    printed, said = (stream.buffer.getvalue().decode() for stream in (out, error))
+    assert returned == code, printed + said
+    assert len(said.splitlines()) == (code != 0) and (code == 0 or printed == "")
+    return printed + said
 
 
 def shard(path):

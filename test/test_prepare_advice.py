@@ -40,7 +40,7 @@ def test_the_command_works_whatever_the_folder_is_called(tmp_path, binary, name)
     for decoy in ("run1", "axbyc", "ab", "x", "backslash", "a", "b", "d/run1/deep"):
         (tmp_path / decoy).mkdir(parents=True)
         (tmp_path / decoy / "train_000000.bin").write_bytes(b"decoy")
-    for out in (name, f"{tmp_path}/{name}"):
+    for out in (name, f"{tmp_path}/{name}") if name == "run[1]" else (name,):
         options = ["--tokenizer", "bytes", "--overwrite"]
         command = printed_command(prepare("text", f"--out={out}", *options, "-", stdin=TEXT, cwd=tmp_path))
         assert "3600 tokens" in dry_run(command, binary, tmp_path)

@@ -256,6 +256,25 @@ def test_everything_is_on_the_disk_before_the_set_is_sealed(tmp_path, monkeypatc
     assert calls[-4] == str(tmp_path)
 
 
+def test_a_set_that_is_given_up_loses_its_list_first(tmp_path, published, monkeypatch):
+    """Without its files, the list would mean the old ones of the same names."""
+    publish(tmp_path, "large with tokenizer")
+    rename, unlink, removed = os.rename, Path.unlink, []
+
+    def seal_and_stop(source, target):
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "rename", seal_and_stop)
+        patch.setattr(
+            Path, "unlink", lambda path, **options: (removed.append(path.name), unlink(path, **options))
+        )
+        publish(tmp_path, "other tokenizer")
+    assert removed[0] == "meta.json.partial" and len(removed) > 5
+    assert contents(tmp_path) == published["large with tokenizer"]
+
+
 # What is in the way
 
 
@@ -274,7 +293,7 @@ def test_shards_that_are_there_are_replaced_only_if_asked(tmp_path):
     assert stream(tmp_path)[0].tolist() == list(b"y" * 50)
 
 
-def test_a_single_leftover_shard_is_in_the_way(tmp_path):
+def test_a_single_leftover_shard_is_in_the_way(tmp_path, published):
     for name in ("train_000000.bin", "val_1234567.bin", "meta.json"):
         folder = tmp_path / name
         folder.mkdir()
@@ -282,6 +301,7 @@ def test_a_single_leftover_shard_is_in_the_way(tmp_path):
         with pytest.raises(UsageError, match=f"{name}, 1 files"):
             publish(folder, "small", overwrite=False)
         publish(folder, "small")
+        assert contents(folder) == published["small"]
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "train_1.bin").write_bytes(b"not a name of ours")
     publish(tmp_path / "o", "small", overwrite=False)

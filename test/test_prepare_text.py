@@ -192,6 +192,11 @@ def test_a_leading_byte_order_mark_is_dropped_and_others_are_kept(tmp_path, tiny
         assert (meta["documents"], [source["bytes"] for source in meta["sources"]]) == (3, [4, 1, 7, 3])
 
 
+def test_a_byte_order_mark_at_the_start_of_a_later_block_is_text(tmp_path):
+    text, findings = decoded(tmp_path / "a.txt", b"x" * prepare_sources.READ_BYTES + codecs.BOM_UTF8 + b"y")
+    assert text.endswith("x\ufeffy") and (findings.marks, findings.dropped_marks) == (1, 0)
+
+
 def test_positions_count_the_byte_order_mark(tmp_path):
     data = codecs.BOM_UTF8 + b"ab\xff" + b"x" * prepare_sources.READ_BYTES + b"\xff"
     text, findings = decoded(tmp_path / "a.txt", data)
