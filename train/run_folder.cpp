@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_source.h"
+#include "train/run_tokenizer.h"
 
 namespace goat {
 
@@ -165,6 +166,8 @@ void RunFolder::establish(const Config& config) {
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
     metrics_.emplace(path_ / metrics_file, metrics_bytes);
+    if (config.data.source == "shards")  // for sampling later, wherever the data have gone
+      remember_tokenizer(path_, find_tokenizer(path_, RunPaths(path_, ""), config.data.train));
   } catch (...) {
     if (fresh_ || overwrite_) remove_entries(path_);
     take_back_old_run(path_);
