@@ -255,3 +255,23 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   CHECK_THAT(data_error([&] { parse_manifest(manifest_text(manifest), "state.json"); }),
              ContainsSubstring("plain file name"));
 }
+
+TEST_CASE("manifest: one of an older version has read train.batch sequences a step, of data unknown") {
+  Manifest manifest;
+  manifest.state = {.step = 7, .sequences = 1, .tokens = 1, .updates = 6, .seconds = 1.25, .loss = 3.5};
+  manifest.config = "[data]\nseq_len = 16\n[train]\nbatch = 4\n[eval]\nbatches = 3\n";
+  nlohmann::json json = nlohmann::json::parse(manifest_text(manifest));
+  for (const char* name : {"sequences", "tokens", "best_loss", "data", "xxh3_64"}) json.erase(name);
+  json["xxh3_64"] = checksum_of(json.dump());
+  const Manifest old = parse_manifest(json.dump(), "state.json");
+  CHECK(old.state.step == 7);
+  CHECK(old.state.sequences == 7 * 4);
+  CHECK(old.state.tokens == 7 * 4 * 16);
+  CHECK(std::isnan(old.state.best_loss));
+  CHECK(old.data.training.empty());
+
+  json.erase("xxh3_64");
+  json["step"] = (std::int64_t{1} << 61);
+  json["xxh3_64"] = checksum_of(json.dump());
+  CHECK_THAT(data_error([&] { parse_manifest(json.dump(), "state.json"); }), ContainsSubstring("'step'"));
+}

@@ -3,12 +3,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
 #include "test/model_oracle.h"
 #include "test/model_variants.h"
 #include "test/operand.h"
+#include "train/evaluation.h"
 #include "train/model.h"
 #include "train/model_parameters.h"
 #include "train/sources.h"
@@ -231,6 +233,67 @@ TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
         losses_of_run(tiny_config({std::string("train.micro_batch=") + micro_batch}), *device, 5);
     for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(whole[i]).epsilon(1e-5));
   }
+}
+
+namespace {
+// Of sequence i of the inner source, only the first `counted(i)` targets count.
+class MaskedSource final : public TokenSource {
+ public:
+  MaskedSource(std::unique_ptr<TokenSource> inner, std::function<std::size_t(std::uint64_t)> counted)
+      : inner_(std::move(inner)), counted_(std::move(counted)) {}
+  std::string description() const override { return "masked"; }
+  std::uint64_t sequences() const override { return inner_->sequences(); }
+  void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
+    inner_->read(index, inputs, targets);
+    std::ranges::fill(targets.subspan(counted_(index)), -1);
+  }
+
+ private:
+  std::unique_ptr<TokenSource> inner_;
+  std::function<std::size_t(std::uint64_t)> counted_;
+};
+}  // namespace
+
+TEST_CASE("trainer: the loss is the mean over the step's counted targets, however unevenly they are masked") {
+  const auto device = open_device("cpu");
+  const auto counted = [](std::uint64_t index) {
+    return static_cast<std::size_t>(2 * index % 7 + (index == 3));
+  };
+  std::vector<StepState> results;
+  std::optional<double> by_hand;
+  for (const char* micro_batch : {"4", "2", "1"}) {
+    const Config config = tiny_config({std::string("train.micro_batch=") + micro_batch});
+    MaskedSource training(open_training_source(config), counted);
+    MaskedSource validation(open_training_source(config), counted);
+    Trainer trainer(config, *device, training, &validation);
+    trainer.allocate();
+    trainer.initialize();
+    if (!by_hand) {
+      const Cut cut{.length = config.data.seq_len, .sequences = config.train.batch};
+      const TokenLosses losses = evaluate(config, trainer.parameters(), *device, training, cut, false);
+      CHECK(losses.tokens() == 0 + 2 + 4 + 7);
+      by_hand = losses.nll();
+    }
+    results.push_back(trainer.step().scalars);
+  }
+  for (const StepState& result : results) {
+    CHECK(result.loss == Approx(*by_hand).epsilon(1e-5));
+    CHECK(result.grad_norm == Approx(results[0].grad_norm).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("trainer: a step without a counted target is refused, naming its sequences") {
+  const auto device = open_device("cpu");
+  const Config config = tiny_config();
+  MaskedSource training(open_training_source(config),
+                        [](std::uint64_t index) { return index < 4 ? 5u : 0u; });
+  Trainer trainer(config, *device, training, nullptr);
+  trainer.allocate();
+  trainer.initialize();
+  trainer.step();
+  CHECK_THROWS_WITH(trainer.step(), ContainsSubstring("training sequences 4 to 7"));
+  CHECK(trainer.consistent());
+  CHECK(trainer.state().step == 1);
 }
 
 TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is reported") {

@@ -155,17 +155,16 @@ void breaks_off_and_is_resumed(const Config& config, const Plant& plant, const s
   const fs::path folder = temporary.path() / "run";
   const Outcome outcome = run(config, folder, plant);
   CHECK(outcome.bad_data == (plant.device == 0));
-  CHECK_THAT(outcome.error, Catch::Matchers::Contains("planted failure"));
+  CHECK_THAT(outcome.error, ContainsSubstring("planted failure"));
   const auto checkpoint = newest(folder);
   if (outcome.consistent) {
     REQUIRE(checkpoint);
     CHECK(checkpoint->manifest.state.step == outcome.state.step);
     CHECK(lines_of(folder / "metrics.jsonl") == static_cast<std::size_t>(outcome.state.step));
-    CHECK_THAT(outcome.error, Catch::Matchers::Contains(checkpoint->folder.string()));
+    CHECK_THAT(outcome.error, ContainsSubstring(checkpoint->folder.string()));
   } else {
-    CHECK_THAT(outcome.error, Catch::Matchers::Contains("cannot be used"));
-    CHECK_THAT(outcome.error,
-               Catch::Matchers::Contains(checkpoint ? checkpoint->folder.string() : "no checkpoint"));
+    CHECK_THAT(outcome.error, ContainsSubstring("cannot be used"));
+    CHECK_THAT(outcome.error, ContainsSubstring(checkpoint ? checkpoint->folder.string() : "no checkpoint"));
   }
   CHECK(run(config, folder, {}, ExistingRun::resume).code == 0);
   CHECK((final_model(folder) == want));  // in brackets: not printed
