@@ -69,7 +69,8 @@ std::string mismatch_fp32(const std::vector<double>& got, const std::vector<doub
                           const std::vector<double>& terms = {});
 
 // ||got - want|| <= 2 ||plain - want|| + 8 * 2^-24 ||terms||, where plain is what a plain bf16 implementation
-// with fp32 accumulation gives; empty: want rounded once to bf16. Otherwise as mismatch_fp32.
+// with fp32 accumulation gives; empty: want rounded once to bf16, and then no element may be off by more than
+// that rounding and 2^-17 of its terms and of the elements' root mean square. Otherwise as mismatch_fp32.
 std::string mismatch_bf16(const std::vector<double>& got, const std::vector<double>& want,
                           const std::vector<double>& terms = {}, const std::vector<double>& plain = {});
 

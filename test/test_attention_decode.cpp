@@ -79,7 +79,10 @@ void check_decoding(Device& device, DType dtype, const AttentionShape& shape, Rn
   Decoding decoding(device, dtype, problem, shape.t_k + 3);
   decoding.run();
   const AttentionValues want = attention(problem);
-  CHECK_MATCHES(dtype, decoding.out.values(), want.out.value, want.out.terms);
+  if (dtype == DType::bf16 && shape.t_k < 256)  // tensor cores, to which the weights go as bf16
+    CHECK_BF16(decoding.out.values(), want.out.value, want.out.terms, rounded_to(dtype, want.out.value));
+  else
+    CHECK_MATCHES(dtype, decoding.out.values(), want.out.value, want.out.terms);
   CHECK_FP32(decoding.lse.values(), want.lse);
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "test/catch.h"
+#include "test/norm_shapes.h"
 #include "test/operand.h"
 #include "test/schedules.h"
 #include "test/values.h"
@@ -10,6 +11,7 @@ using goat::Device;
 using goat::DType;
 using goat::LayerNormBackward;
 using goat::LayerNormForward;
+using Shape = goat::test::NormShape;
 using goat::test::absolute;
 using goat::test::concatenated;
 using goat::test::Operand;
@@ -20,12 +22,7 @@ namespace {
 using Values = std::vector<double>;
 constexpr double eps = 1e-5f;
 
-struct Shape {
-  std::int64_t rows, width;
-};
-// Odd widths, and one for each way the CUDA kernels spread a row over threads, in both dtypes.
-const std::vector<Shape> shapes = {{1, 1},   {1, 3},    {3, 17},   {37, 64},  {50, 129}, {5, 768}, {6, 384},
-                                   {2, 500}, {2, 1000}, {5, 1032}, {2, 2056}, {2, 4104}, {1, 8200}};
+const std::vector<Shape> shapes = goat::test::norm_shapes();
 
 struct Oracle {
   Values out, mean, rstd;

@@ -203,6 +203,22 @@ TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shape
   }
 }
 
+TEST_CASE("gradient norm: squares neither overflow nor vanish, wherever in a gradient they stand") {
+  for (const auto& [name, dtype] : goat::test::variants()) {
+    const auto device = goat::open_device(name);
+    INFO("device " << name << ", " << name_of(dtype));
+    for (const double value : {3e25, 3e-25})
+      for (const std::size_t count : {1, 8, 11, 4099}) {  // 8 are read as vectors, 1 and 3 alone
+        INFO(count << " elements of " << value);
+        const double element = goat::test::rounded_to(dtype, value);
+        const StepState got = after_norm(*device, fresh_state(), Values(count, element), 0, dtype);
+        CHECK(got.grad_norm ==
+              Approx(element * std::sqrt(static_cast<double>(count))).epsilon(1e-6).margin(0));
+        CHECK(got.skip_update == 0);
+      }
+  }
+}
+
 TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or a zero gradient") {
   for (const auto& [name, dtype] : goat::test::variants()) {
     const auto device = goat::open_device(name);

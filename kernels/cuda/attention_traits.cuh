@@ -53,7 +53,7 @@ inline Family choose_family(std::size_t shared_limit, LoadedFamilies loaded) {
   };
   if (loaded.large_shared && fits(Family::large_shared)) return Family::large_shared;
   if (loaded.small_shared && fits(Family::small_shared)) return Family::small_shared;
-  throw std::runtime_error("this binary has no attention kernels for a GPU with " +
+  throw std::runtime_error(std::string("this binary has no attention kernels for a GPU with ") +
                            std::to_string(shared_limit) +
                            " bytes of shared memory a block: build for its own architecture");
 }

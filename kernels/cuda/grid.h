@@ -33,20 +33,7 @@ struct Grid {
 };
 
 // What a GPU would refuse in a launch, "" if nothing.
-inline std::string launch_fault(const Grid& grid, dim3 block) {
-  const auto triple = [](std::int64_t x, std::int64_t y, std::int64_t z) {
-    return "(" + std::to_string(x) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
-  };
-  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > 1024 || block.z > 64)
-    return "a block of " + triple(block.x, block.y, block.z) + " = " + std::to_string(threads) +
-           " threads; 1 to 1024 are allowed, at most 64 in z";
-  const auto within = [](std::int64_t extent, std::int64_t most) { return extent >= 1 && extent <= most; };
-  if (!within(grid.x, Grid::most_x) || !within(grid.y, Grid::most_yz()) || !within(grid.z, Grid::most_yz()))
-    return "a grid of " + triple(grid.x, grid.y, grid.z) + " blocks; at least 1 and at most " +
-           triple(Grid::most_x, Grid::most_yz(), Grid::most_yz()) + " are allowed";
-  return "";
-}
+std::string launch_fault(const Grid& grid, dim3 block);
 
 // The grid as a launch takes it, once launch_fault() has found nothing.
 inline dim3 checked_size(const Grid& grid) {

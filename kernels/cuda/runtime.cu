@@ -19,7 +19,7 @@ cudaDeviceProp current_device() {
 }
 
 std::string capability_of(const cudaDeviceProp& gpu) {
-  return "compute capability " + std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+  return std::string("compute capability ") + std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
 }
 
 // Whether a kernel failed to load because nothing that was compiled suits the GPU, rather than because the
