@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from prepare_sources import count
+from console import count
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESET, PRESET_LENGTH = "shakespeare", 128  # tokens in a sequence of the preset
@@ -70,7 +70,7 @@ def pattern(out, split):
     It begins with '/', '.' or a plain character: '~' would be the home folder, and a quote would be taken
     off.
     """
-    folder = re.sub(r"([\\*?\[])", r"\\\1", os.path.normpath(out))
+    folder = re.sub(r"([\\*?\[])", r"\\\1", str(Path(out)))
     if not re.match(r"[A-Za-z0-9_/.]", folder):
         folder = f"./{folder}"
     return os.path.join(folder, f"{split}_*.bin")

@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from console import DataError, ScriptError, UsageError
+from console import DataError, ScriptError, UsageError, count, warn
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256
 LARGEST_SHARD = 2**31 - 1  # the count is an int32
@@ -77,7 +77,7 @@ class ShardFolder:
             self._remove_partial()
             if (old := self._in_the_way()) and not may_replace:
                 raise UsageError(
-                    f"--out {self.path}: holds shards already ({old[0]}, {len(old)} files): "
+                    f"--out {self.path}: holds shards already ({old[0]}, {count(len(old), 'file')}): "
                     "give another folder, or --overwrite to replace them"
                 )
             self.spool = open(self.path / SPOOL, "w+b")
@@ -170,8 +170,7 @@ class ShardFolder:
         self.tokens += tokens.size
 
     def publish(self, splits, shard_tokens, meta, before_sealing=lambda: None):
-        """Cuts the stream into splits, [(name, tokens)] in order, and these into shards of at most
-        shard_tokens.
+        """Cuts the stream into splits, [(name, tokens)] in order, and each into shards of shard_tokens.
 
         Returns meta with the shards. before_sealing() is called when all is written and the renames are next.
         """
@@ -200,9 +199,7 @@ class ShardFolder:
         except OSError as error:
             left = "no shards were written"
             if self.sealed:
-                left = (
-                    "the new set is complete but not yet in place: prepare.py on this folder will finish it"
-                )
+                left = "the new set is complete but not all in place: prepare.py on this folder finishes it"
             raise ScriptError(f"{self.path}: cannot write: {error.strerror or error}; {left}") from None
 
     def _write_shard(self, split, index, tokens):
@@ -261,6 +258,7 @@ class ShardFolder:
             self.sealed = True
             self._move_into_place()
             self.sealed = False
+        warn("prepare.py", f"note: {self.path}: the set of an interrupted run was ready; it is in place now")
         return True
 
     def _remove_partial(self):

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from console import DataError
+from console import DataError, count
 from prepare_tokenizers import CUT_CHARACTERS, END_OF_TEXT
 
 READ_BYTES = 1 << 20
@@ -38,10 +38,6 @@ MARKED_ENCODINGS = [  # UTF-32's mark begins with UTF-16's
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 ]
-
-
-def count(number, noun):
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass

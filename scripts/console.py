@@ -52,6 +52,10 @@ def one_line(text):
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+def count(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def warn(script, message):
     """A line on stderr. Nothing happens if that cannot be written: there is no other place to say so."""
     if sys.stderr is None:

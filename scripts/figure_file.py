@@ -109,7 +109,7 @@ def replace_file(path, contents):
         raise PermissionError(0, "the file that is there is read-only")
     temporary = path.with_name(f".figure.{os.getpid()}.partial")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             file.write(contents)
             if mode is not None:
                 os.fchmod(file.fileno(), mode)

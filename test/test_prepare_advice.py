@@ -48,6 +48,14 @@ def test_the_command_works_whatever_the_folder_is_called(tmp_path, binary, name)
         assert words[words.index("--out") + 1] == f"runs/{os.path.basename(name)}"
 
 
+def test_a_folder_behind_a_link_is_found(tmp_path, binary):
+    (tmp_path / "deep" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("deep/real")
+    output = prepare("text", "--out", "link/../d", "--tokenizer", "bytes", "-", stdin=TEXT, cwd=tmp_path)
+    assert (tmp_path / "deep" / "d" / "meta.json").exists()
+    assert "3600 tokens" in dry_run(printed_command(output), binary, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["line\nend", "tab\there", "\x1b[1m", os.fsdecode(b"\xff")])
 def test_a_folder_that_the_config_cannot_name_is_refused(tmp_path, name):
     error = prepare("text", "--out", tmp_path / name, "--tokenizer", "bytes", "-", stdin=TEXT, code=2)

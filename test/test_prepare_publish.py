@@ -194,15 +194,21 @@ def test_a_disk_that_fails_at_any_step_loses_nothing(tmp_path, published, monkey
             assert contents(path) == published[old]
     assert messages == {
         "no shards were written",
-        "the new set is complete but not yet in place: prepare.py on this folder will finish it",
+        "the new set is complete but not all in place: prepare.py on this folder finishes it",
     }
 
 
-def test_a_set_that_no_run_reported_may_be_replaced_by_the_repeated_one(tmp_path, published, monkeypatch):
+def test_a_set_that_no_run_reported_may_be_replaced_by_the_repeated_one(
+    tmp_path, published, monkeypatch, capsys
+):
     total = number_of_steps(monkeypatch, tmp_path / "counted", "small")
     run_killed(monkeypatch, tmp_path / "o", "small", total - 2)
     assert (tmp_path / "o" / "meta.json.partial").exists()
     publish(tmp_path / "o", "no validation", overwrite=False)
+    said = (
+        f"prepare.py: note: {tmp_path / 'o'}: the set of an interrupted run was ready; it is in place now\n"
+    )
+    assert capsys.readouterr().err == said
     assert contents(tmp_path / "o") == published["no validation"]
     with pytest.raises(UsageError, match="holds shards already"):
         publish(tmp_path / "o", "small", overwrite=False)
@@ -298,7 +304,7 @@ def test_a_single_leftover_shard_is_in_the_way(tmp_path, published):
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_bytes(b"old")
-        with pytest.raises(UsageError, match=f"{name}, 1 files"):
+        with pytest.raises(UsageError, match=f"{name}, 1 file\\)"):
             publish(folder, "small", overwrite=False)
         publish(folder, "small")
         assert contents(folder) == published["small"]
@@ -317,7 +323,7 @@ def test_tokenizer_files_of_somebody_else_are_not_lost(tmp_path):
     vocabulary.write_bytes(b"of somebody else")
     for name in ("meta.json", *(path.name for path in tmp_path.glob("*.bin"))):
         (tmp_path / name).unlink()
-    with pytest.raises(UsageError, match="tokenizer/vocab.bpe, 1 files"):
+    with pytest.raises(UsageError, match="tokenizer/vocab.bpe, 1 file\\)"):
         publish(tmp_path, "large with tokenizer", overwrite=False)
     vocabulary.write_bytes(b"merges")  # the same
     publish(tmp_path, "large with tokenizer", overwrite=False)

@@ -268,9 +268,10 @@ def test_end_of_text_spelled_out_is_counted_and_the_option_named(tmp_path, tiny)
 def test_a_separator_that_never_comes_is_said(tmp_path, tiny):
     gpt2 = ["gpt2", "--tokenizer-dir", tiny, "--document-separator", r"\n\n"]
     files = write(tmp_path, a=b"one\r\n\r\ntwo", b=b"three")
-    assert notes(tmp_path, *files, tokenizer=gpt2)[0] == (
-        "never found: the document separator '\\n\\n'; each file is one document"
-    )
+    assert notes(tmp_path, *files, tokenizer=gpt2) == [
+        "never found: the document separator '\\n\\n'; each file is one document",
+        "kept: 2 CRLF line ends",
+    ]
     for text in (b"one\n\ntwo", b"one\n\n"):
         assert notes(tmp_path, *write(tmp_path, a=text), tokenizer=gpt2) == []
 
