@@ -1,10 +1,15 @@
-"""Folders as a run of the program leaves them, made without it: for tests of what reads them."""
+"""Folders as a run of the program leaves them, made without it, and plot.py called on them."""
 
 import json
 
 import numpy as np
+import pytest
 import xxhash
+from matplotlib.image import imread
 from safetensors.numpy import save
+
+import figure_file
+import plot
 
 HEADS, RANK, MODES, HIDDEN, LENGTH = 3, 4, 2, 6, 40
 CONFIG = {
@@ -97,3 +102,33 @@ def write_run(folder, tensors=None, config=CONFIG, steps=(5, 40)):
         values = tensors(step) if callable(tensors) else tensors
         write_checkpoint(folder / "checkpoints" / f"step_{step:08d}", step, values, config)
     return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", peaked_tensors())
+
+
+@pytest.fixture
+def fails(capsys):
+    """fails(code, words...): the one line that plot.py says on stderr."""
+
+    def check(code, *words):
+        assert plot.main([str(word) for word in words]) == code, words
+        captured = capsys.readouterr()
+        assert captured.out == "" and len(captured.err.splitlines()) == 1, captured
+        assert captured.err.startswith("plot.py: ")
+        return captured.err
+
+    return check
+
+
+def is_picture(path, width, height):
+    pixels = imread(path)[..., :3]
+    return pixels.shape[1] >= width and pixels.shape[0] >= height and pixels.std() > 0.05
+
+
+@pytest.fixture(autouse=True)
+def no_figure_stays_open():
+    yield
+    figure_file.plt.close("all")

@@ -1,0 +1,124 @@
+"""The file of a figure: whole or not at all, through links, to pipes and devices, and what is refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+import figure_file
+from conftest import REPOSITORY
+from fabricated_run import fails, is_picture, no_figure_stays_open, run
+
+SCRIPT = REPOSITORY / "scripts" / "plot.py"
+
+
+def test_a_figure_of_many_heads_is_not_too_large_for_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_file, "MOST_PIXELS", 700)
+    figure, _ = figure_file.plt.subplots(figsize=(2, 10))
+    figure_file.write_figure(figure, tmp_path / "x.png")
+    assert imread(tmp_path / "x.png").shape[:2] == (700, 140)
+
+
+def test_a_failed_figure_leaves_the_old_one(run, tmp_path, monkeypatch):
+    path = tmp_path / "figure.png"
+    path.write_bytes(b"old")
+    figure, _ = figure_file.plt.subplots()
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                figure_file.os, name, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            )
+            with pytest.raises(figure_file.ScriptError, match="No space left"):
+                figure_file.write_figure(figure, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(figure, "savefig", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            figure_file.write_figure(figure, path)
+    assert path.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["figure.png", "run"]
+
+
+def test_a_figure_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(figure_file.os, name, lambda *words, n=name, f=real: (calls.append(n), f(*words)))
+    figure_file.replace_file(tmp_path / "x.png", b"new")
+    assert calls == ["fsync", "replace"] and (tmp_path / "x.png").read_bytes() == b"new"
+
+
+def test_a_figure_keeps_the_permissions_of_the_one_before(tmp_path):
+    path = tmp_path / "x.png"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    figure_file.replace_file(path, b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o640
+
+
+def test_links_are_written_through(run, tmp_path, run_command):
+    (tmp_path / "there").mkdir()
+    old = tmp_path / "there" / "old.png"
+    old.write_bytes(b"old")
+    for link, target in [("a.png", old), ("b.png", tmp_path / "there" / "new.png")]:
+        (tmp_path / link).symlink_to(target)
+        run_command([sys.executable, SCRIPT, "loss", run, "--out", tmp_path / link])
+        assert (tmp_path / link).is_symlink() and is_picture(target, 800, 400)
+
+
+def test_pipes_and_devices_are_written_to(run, tmp_path, run_command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    run_command([sys.executable, SCRIPT, "loss", run, "--out", pipe])
+    assert reader.communicate(timeout=20)[0].startswith(b"\x89PNG") and pipe.is_fifo()
+    run_command([sys.executable, SCRIPT, "loss", run, "--out", "/dev/null"])
+    error = run_command([sys.executable, SCRIPT, "loss", run, "--out", "/dev/full"], code=1).stderr
+    assert (
+        "/dev/full: cannot write the figure: No space left on device" in error
+        and Path("/dev/full").is_char_device()
+    )
+
+
+def test_a_figure_that_cannot_be_written_is_refused(run, tmp_path, fails):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    for out, code, part in [
+        (tmp_path, 2, "is a folder"),
+        (".", 2, "is a folder"),
+        (tmp_path / "x", 2, ".png"),
+        (tmp_path / ".png", 2, ".svg"),
+        (tmp_path / "x.xyz", 2, ".pdf"),
+        (tmp_path / "x.pgf", 2, ".pdf"),
+        (tmp_path / "file" / "x.png", 2, f"{tmp_path / 'file'} is not a folder"),
+        (tmp_path / "loop.png", 2, "circle"),
+        (tmp_path / ("x" * 300 + ".png"), 1, "name too long"),
+        ("/proc/x.png", 1, "cannot write the figure"),
+    ]:
+        assert part in fails(code, "loss", run, "--out", out)
+        if code == 2:
+            assert part in fails(code, "prior", run, "--out", out)
+    (run / "figures").write_text("a file where the folder should be")
+    assert "figures" in fails(1, "prior", run, "--length", 3) and "figures" in fails(1, "loss", run)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_places_are_named(run, fails):
+    (run / "figures").mkdir(mode=0o555)
+    assert "--out names another place" in fails(1, "loss", run)
+
+
+def test_a_read_only_figure_is_not_replaced(run, tmp_path, fails, monkeypatch):
+    (tmp_path / "x.png").write_bytes(b"mine")
+    monkeypatch.setattr(figure_file.os, "access", lambda path, mode: mode != os.W_OK)
+    assert "read-only" in fails(1, "loss", run, "--out", tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes() == b"mine"
+
+
+def test_a_figure_does_not_go_where_the_sentences_go(run, run_command, tmp_path):
+    error = run_command([sys.executable, SCRIPT, "loss", run, "--out", "/dev/stdout"], code=2).stderr
+    assert "--out /dev/stdout" in error
+    with open(tmp_path / "out.png", "wb") as out:
+        words = [sys.executable, SCRIPT, "loss", run, "--out", tmp_path / "out.png"]
+        assert subprocess.run(words, stdout=out, stderr=subprocess.PIPE, timeout=60).returncode == 2
