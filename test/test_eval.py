@@ -229,7 +229,7 @@ def test_relative_validation_data_are_found_from_every_folder(binary, run_comman
 def test_validation_during_training_is_the_same_number_and_eval_says_how(train_run, run_binary, tmp_path, rng):
     run = train_run(some_text(rng, 30 * 24, 50), {"eval.tokens": 5 * 24 + 7})
     said = run_binary("eval", "--checkpoint", run).stdout
-    assert "validation during training used the first 120: --lengths 24 --tokens 120 gives the same loss" in said
+    assert "validation during training used the first 120 tokens: --lengths 24 --tokens 120 gives the same loss" in said
     said = run_binary("eval", "--checkpoint", run, "--lengths", 24, "--tokens", 120, "--json", tmp_path / "eval.json").stdout
     assert "validation during training" not in said
     report = json.loads((tmp_path / "eval.json").read_text())

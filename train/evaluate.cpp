@@ -135,6 +135,18 @@ struct Row {
   std::optional<double> bayes_optimal;  // where the best possible loss is known
 };
 
+// Says how to get the loss of validation during training, unless it is one of those that come.
+void print_validation(const Plan& plan, std::int64_t length) {
+  if (plan.validation == 0 || std::ranges::count(plan.cuts, Cut{length, plan.validation / length}) > 0)
+    return;
+  std::printf(
+      "          validation during training used the first %lld tokens: --lengths %lld --tokens %lld gives "
+      "the same "
+      "loss\n",
+      static_cast<long long>(plan.validation), static_cast<long long>(length),
+      static_cast<long long>(plan.validation));
+}
+
 void print_heading(const TrainedModel& model, const EvalOptions& options, const EvaluationData& data,
                    const Plan& plan) {
   std::printf("model     %s, step %lld, trained at length %lld\n", model.checkpoint().c_str(),
@@ -147,13 +159,7 @@ void print_heading(const TrainedModel& model, const EvalOptions& options, const 
                 static_cast<long long>(plan.left_out));
   else
     std::printf("protocol  about as many generated tokens at every length\n");
-  const std::int64_t length = model.config().data.seq_len;
-  if (plan.validation > 0 && std::ranges::count(plan.cuts, Cut{length, plan.validation / length}) == 0)
-    std::printf(
-        "          validation during training used the first %lld: --lengths %lld --tokens %lld gives the "
-        "same loss\n",
-        static_cast<long long>(plan.validation), static_cast<long long>(length),
-        static_cast<long long>(plan.validation));
+  print_validation(plan, model.config().data.seq_len);
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -198,14 +204,20 @@ nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& option
   return json;
 }
 
-Row row_of(const Config& model, const TokenSource& source, Cut cut, const TokenLosses& losses) {
+// Whether a token is a byte, as the data said when the run was trained, else by the vocabulary's size.
+bool has_byte_tokens(const TrainedModel& model) {
+  if (model.config().data.source != "shards") return false;
+  const std::string& tokenizer = model.data().tokenizer;
+  return tokenizer.empty() ? model.config().model.vocab == 256 : tokenizer == "bytes";
+}
+
+Row row_of(const TrainedModel& model, const TokenSource& source, Cut cut, const TokenLosses& losses) {
   Row row{.cut = cut,
           .tokens = losses.tokens(),
           .nll = losses.nll(),
           .bits_per_byte = {},
           .bayes_optimal = source.bayes_optimal_loss()};
-  if (model.data.source == "shards" && model.model.vocab == 256)
-    row.bits_per_byte = row.nll / std::numbers::ln2;
+  if (has_byte_tokens(model)) row.bits_per_byte = row.nll / std::numbers::ln2;
   return row;
 }
 
@@ -233,7 +245,7 @@ int run_eval(const EvalOptions& options, Device& device) {
   for (const Cut& cut : plan.cuts) {
     const std::unique_ptr<TokenSource> source = data.open(cut.length);
     const TokenLosses losses = measure(model, device, *source, cut, !options.per_token.empty());
-    const Row row = row_of(model.config(), *source, cut, losses);
+    const Row row = row_of(model, *source, cut, losses);
     print_row(row, cut == plan.cuts.front());
     json["results"].push_back(to_json(row, losses));
     if (options.per_token.empty()) continue;

@@ -34,8 +34,8 @@ std::string name_of(const std::vector<std::string>& patterns) {
 std::vector<std::string> validation_files(const std::string& pattern, const RunPaths& paths) {
   std::vector<std::string> files = files_matching(pattern);
   if (files.empty())
-    throw DataError("no file matches the run's validation data, data.val = '" + pattern + "', in " +
-                    paths.searched() + "; name shards with --data GLOB");
+    throw DataError("no file matches the run's validation data, data.val = '" + pattern + "'" +
+                    paths.searched(pattern) + "; name shards with --data GLOB");
   return files;
 }
 

@@ -16,14 +16,15 @@ std::string escaped(const std::string& folder) {
   }
   return pattern;
 }
+
+bool is_absolute(const std::string& pattern) { return pattern.starts_with('/') || pattern.starts_with('~'); }
 }  // namespace
 
 RunPaths::RunPaths(const fs::path& run, const std::string& working_folder)
     : run_(fs::absolute(run).lexically_normal()), working_folder_(working_folder) {}
 
 std::string RunPaths::locate(const std::string& pattern) const {
-  if (pattern.empty() || pattern[0] == '/' || pattern[0] == '~' || !files_matching(pattern).empty())
-    return pattern;
+  if (pattern.empty() || is_absolute(pattern) || !files_matching(pattern).empty()) return pattern;
   std::vector<fs::path> folders;
   if (!working_folder_.empty()) folders.push_back(working_folder_);
   for (fs::path folder = run_; folder != folder.parent_path(); folder = folder.parent_path())
@@ -36,8 +37,9 @@ std::string RunPaths::locate(const std::string& pattern) const {
   return pattern;
 }
 
-std::string RunPaths::searched() const {
-  return "the current folder" +
+std::string RunPaths::searched(const std::string& pattern) const {
+  if (is_absolute(pattern)) return "";
+  return ", in the current folder" +
          (working_folder_.empty() ? "" : ", " + working_folder_ + " (where the run was started)") +
          " and the folders above " + run_.string();
 }

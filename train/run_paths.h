@@ -17,8 +17,9 @@ class RunPaths {
   // where a file matches; itself where none does.
   std::string locate(const std::string& pattern) const;
 
-  // "the current folder, /work (where the run was started) and the folders above /work/runs/a"
-  std::string searched() const;
+  // Where `pattern` was looked for, for a message: ", in the current folder, /work (where the run was
+  // started) and the folders above /work/runs/a"; empty for an absolute one.
+  std::string searched(const std::string& pattern) const;
 
  private:
   std::filesystem::path run_;
