@@ -20,7 +20,8 @@ struct Shape {
 };
 
 std::vector<Shape> shapes() {
-  std::vector<Shape> all{{130, 7, 384}, {300, 5000, 65}};
+  // The last two: more columns than the threads of a block take at a time, in vectors and one by one.
+  std::vector<Shape> all{{130, 7, 384}, {300, 5000, 65}, {40, 3, 2064}, {40, 3, 261}};
   for (const std::int64_t tokens : {1, 3, 17, 130})
     for (const std::int64_t vocab : {1, 2, 50})
       for (const std::int64_t width : {1, 3, 17, 65, 130}) all.push_back({tokens, vocab, width});

@@ -218,13 +218,13 @@ __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBac
   sums[count] += at >= 0 ? 1 : 0;
 }
 
-// Block (slice * tiles + tile, h) leaves its sums in partial. Thread (group, column) adds up every groups-th
+// Block (slice, tile, h) leaves its sums in partial. Thread (group, column) adds up every groups-th
 // row of the tile for one mode: consecutive threads read consecutive pairs of lanes. The groups are then
 // added up in a tree.
 __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(shared, double[lane_sums][threads]);
-  const int partition = static_cast<int>(blockIdx.x), tile = partition % op.tiles,
-            slice = partition / op.tiles, h = static_cast<int>(blockIdx.y);
+  const int slice = static_cast<int>(blockIdx.x), tile = static_cast<int>(blockIdx.y),
+            h = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x), groups = threads / op.columns,
             group = thread / op.columns;
   const int first_b = slice * slice_sequences, last_b = min(op.batch, first_b + slice_sequences);
@@ -322,8 +322,8 @@ void CudaDevice::launch(const PriorLanesBackward& op) {
   const std::int64_t partials =
       static_cast<std::int64_t>(heads) * modes * lane_sums * arguments.tiles * arguments.slices;
   arguments.partial = static_cast<double*>(scratch(static_cast<std::size_t>(partials) * sizeof(double)));
-  enqueue(sum_lane_gradients_kernel, Grid(std::int64_t{arguments.tiles} * arguments.slices, heads), threads,
-          0, stream_, arguments);
+  enqueue(sum_lane_gradients_kernel, Grid(arguments.slices, arguments.tiles, heads), threads, 0, stream_,
+          arguments);
   enqueue(finish_lane_gradients_kernel, modes, threads, 0, stream_, arguments);
 }
 
