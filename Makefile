@@ -53,7 +53,7 @@ test-race: setup  ## the kernel tests on the simulated GPU with its race checker
 	cmake --build build-race --parallel $(JOBS) --target kernel_tests
 	GOAT_TEST_REDUCED=1 GOAT_TEST_DEVICES=simt ctest --test-dir build-race --output-on-failure --parallel $(JOBS) -L kernel_tests
 
-mutate: setup  ## plant small faults in the kernels and see that the tests notice (dev/mutations.toml)
+mutate: setup  ## plant small faults in kernels, train/, data/ and scripts/ and see that the tests notice (dev/mutations*.toml)
 	$(PYTHON) dev/mutate.py --record dev/results/mutations.md
 
 cuda: ALL_ARCHITECTURES = $(or $(ARCHITECTURES),80;86;89;90a;120)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Plants small faults in the kernels, one at a time, and sees whether the tests notice: make mutate, or
+"""Plants small faults, one at a time, and sees whether the tests notice: make mutate, or
 
-    .venv/bin/python dev/mutate.py [--only TEXT] [--plain] [--record dev/results/mutations.md]
+    .venv/bin/python dev/mutate.py [--list kernels|host] [--only TEXT] [--plain] [--record dev/results/mutations.md]
 
-dev/mutations.toml lists them. The sources stay as they are: the changed file is compiled on its own, with the command of an existing build, and linked in
-front of that build's objects; the tests of one file then run on the simulated GPU. Fails if fewer than 95 % are noticed, if the text of one no longer
-stands exactly once in its file, if one does not compile, or if a test fails without a fault.
+dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml those of train/, data/, scripts/ and
+kernels/cpu. The sources stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked in front of that build's
+objects; a Python file is changed in a copy of the tree. Then the tests of the named files run. Fails if fewer than 95 % of a list are noticed, if one
+that is not says nothing in `explained`, if the text of one no longer stands exactly once in its file, if one does not compile, or if a test fails
+without a fault.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,13 +28,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LISTS = {"kernels": "dev/mutations.toml", "host": "dev/mutations_host.toml"}
 WANTED = 0.95
+TIME_LIMIT = 600  # seconds for the tests of one file; a fault that makes them hang is noticed
 SIGNS = (  # of a failure, the most telling first
     r"ERROR: AddressSanitizer: [\w-]+",
     r"runtime error: .*",
     r"unexpected exception with message:\s*\n.*",
     r"\S+\.cpp:\d+: FAILED",
+    r"^(?:FAILED|ERROR) \S+",
 )
+LIBRARIES = {"goat_kernels", "goat_open_device"}
+TRAINING = LIBRARIES | {"goat_data", "goat_train", "goat_version"}
+EXECUTABLES = {  # which targets' objects they hold
+    "kernel_tests": LIBRARIES | {"kernel_tests", "goat_test_support"},
+    "goat_tests": TRAINING | {"goat_tests", "goat_test_support"},
+    "train_gpt_goat": TRAINING | {"train_gpt_goat"},
+}
+
+
+class CannotRun(Exception):
+    """A fault, or the tests without one, could not be tried."""
 
 
 @dataclass(frozen=True)
@@ -38,132 +56,261 @@ class Mutation:
     file: str
     old: str
     new: str
-    test: str
+    tests: tuple  # names of test files: test_shard (test_shard.cpp), test_resume (test_resume.py)
     build: str = ""  # "", "address" or "race": what it takes to see it
+    explained: str = ""  # why the tests need not see it
 
     def __str__(self):
         words = f"{Path(self.file).name}: {self.old} -> {self.new.strip() or '(nothing)'}".split()
         return " ".join(words)
 
 
-def read_mutations():
-    mutations = [Mutation(**entry) for entry in tomllib.loads((REPOSITORY / "dev/mutations.toml").read_text())["mutation"]]
-    stale = [str(m) for m in mutations if (REPOSITORY / m.file).read_text().count(m.old) != 1 or m.old == m.new]
+def read_mutations(path, root=REPOSITORY):
+    mutations, stale = [], []
+    for entry in tomllib.loads(Path(path).read_text(encoding="utf-8"))["mutation"]:
+        test = entry.pop("test")
+        mutation = Mutation(**entry, tests=tuple([test] if isinstance(test, str) else test))
+        source = root / mutation.file
+        if not source.is_file() or source.read_text(encoding="utf-8").count(mutation.old) != 1 or mutation.old == mutation.new:
+            stale.append(str(mutation))
+        mutations.append(mutation)
     if stale:
-        sys.exit("not exactly once in its file:\n  " + "\n  ".join(stale))
+        raise CannotRun("not exactly once in its file:\n  " + "\n  ".join(stale))
     return mutations
 
 
-class Build:
-    """An existing build of kernel_tests, plain or with a sanitizer."""
-
-    def __init__(self, directory, sanitizer, current):
-        self.directory = directory
-        if not current:
-            if not (directory / "CMakeCache.txt").exists():
-                options = [f"-DGOAT_SANITIZE={sanitizer}", *(["-DGOAT_CUDA=OFF"] if sanitizer else [])]
-                subprocess.run(["cmake", "-S", REPOSITORY, "-B", directory, *options], check=True, stdout=subprocess.DEVNULL)
-            jobs = str(os.cpu_count())
-            subprocess.run(["cmake", "--build", directory, "--target", "kernel_tests", "--parallel", jobs], check=True, stdout=subprocess.DEVNULL)
-        commands = json.loads((directory / "compile_commands.json").read_text())
-        self.commands = {Path(c["file"]): c for c in commands if "goat_simt.dir" in c["command"]}
-        self.link = shlex.split((directory / "test/CMakeFiles/kernel_tests.dir/link.txt").read_text())
-
-    def users_of(self, file):
-        """The kernel files whose objects a change of `file` changes."""
-        if file.suffix == ".cu":
-            return [file]
-        name, users = f"kernels/cuda/{file.name}", set()
-        for source, command in self.commands.items():
-            depends = Path(command["directory"]) / (shlex.split(command["command"])[-3] + ".d")
-            if depends.exists() and name in depends.read_text():
-                users.add(source)
-        return sorted(users)
-
-    def compile(self, mutation, folder):
-        """kernel_tests with the mutation, in `folder`."""
-        original = REPOSITORY / mutation.file
-        changed = folder / mutation.file  # headers are found here first: #include "kernels/cuda/norm.cuh"
-        changed.parent.mkdir(parents=True)
-        changed.write_text(original.read_text().replace(mutation.old, mutation.new))
-        objects = []
-        for source in self.users_of(original):
-            words = [word for word in shlex.split(self.commands[source]["command"]) if word != "-Werror"]  # a fault may leave a name unused
-            objects.append(folder / f"{source.name}.o")
-            words[words.index("-o") + 1] = str(objects[-1])
-            words[words.index("-c") + 1] = str(changed if source == original else source)
-            words.insert(1, f"-I{folder}")
-            run(words, self.commands[source]["directory"], f"{mutation} does not compile")
-        binary = folder / "kernel_tests"
-        link = list(self.link)
-        link[link.index("-o") + 1] = str(binary)
-        link[link.index("-o") + 2 : link.index("-o") + 2] = [str(o) for o in objects]
-        run(link, self.directory / "test", f"{mutation} does not link")
-        return binary
+def write_changed(mutation, folder):
+    """The changed file below `folder`, at its place in the tree."""
+    changed = folder / mutation.file
+    changed.parent.mkdir(parents=True, exist_ok=True)
+    changed.write_text((REPOSITORY / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
+    return changed
 
 
 def run(words, directory, complaint):
     done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{complaint}:\n{done.stderr[-3000:]}")
+        raise CannotRun(f"{complaint}:\n{(done.stderr or done.stdout)[-3000:]}")
 
 
-def how_it_fails(binary, test):
-    """Empty if the tests of one file pass on the simulated GPU."""
-    environment = {**os.environ, "GOAT_TEST_DEVICES": "simt", "GOAT_TEST_REDUCED": "1", "OMP_NUM_THREADS": "1"}
-    command = [binary, "--filenames-as-tags", f"[#{test}]", "--abort", "--warn", "NoTests"]
+class Build:
+    """An existing build, plain or with a sanitizer."""
+
+    def __init__(self, directory, targets, options, current):
+        self.directory = directory
+        if not current:
+            run(["cmake", "-S", REPOSITORY, "-B", directory, *options], REPOSITORY, f"{directory} cannot be configured")
+            run(["cmake", "--build", directory, "--parallel", str(os.cpu_count()), "--target", *targets], REPOSITORY, f"{directory} does not build")
+        self.commands = []  # (target, source, object, words)
+        for entry in json.loads((directory / "compile_commands.json").read_text()):
+            words = [word for word in shlex.split(entry["command"]) if word != "-Werror"]  # a fault may leave a name unused
+            output = Path(entry["directory"]) / words[words.index("-o") + 1]
+            target = re.search(r"CMakeFiles/(\w+)\.dir/", str(output))[1]
+            self.commands.append((target, Path(entry["file"]), output, words))
+
+    def executable_of(self, test):
+        """The Catch2 program that holds the tests of test/TEST.cpp."""
+        return next((target for target, source, *_ in self.commands if source.name == f"{test}.cpp" and source.parent.name == "test"), None)
+
+    def link_command(self, name):
+        folder = self.directory / "test" if name.endswith("_tests") else self.directory
+        return folder, shlex.split((folder / f"CMakeFiles/{name}.dir/link.txt").read_text())
+
+    def path_of(self, name):
+        folder, words = self.link_command(name)
+        return folder / words[words.index("-o") + 1]
+
+    def users_of(self, file, targets):
+        """(source, object, words) of each object of `targets` that a change of `file` changes."""
+        for target, source, output, words in self.commands:
+            if target not in targets:
+                continue
+            depends = Path(f"{output}.d")
+            if source == REPOSITORY / file or depends.exists() and re.search(rf"\S*/{re.escape(file)}(?=\s|$)", depends.read_text()):
+                yield source, output, words
+
+    def make(self, name, mutation, folder, targets):
+        """The executable `name` with the mutation, in `folder`."""
+        changed = write_changed(mutation, folder)  # headers are found here first: #include "train/config.h"
+        directory, link = self.link_command(name)
+        binary = folder / name
+        link[link.index("-o") + 1] = str(binary)
+        first = link.index("-o") + 2
+        for i, (source, output, words) in enumerate(self.users_of(mutation.file, targets)):
+            compiled = folder / f"{name}-{i}-{source.name}.o"
+            words = list(words)
+            words[words.index("-o") + 1] = str(compiled)
+            words[words.index("-c") + 1] = str(changed if source == REPOSITORY / mutation.file else source)
+            words.insert(next(i for i, word in enumerate(words) if word.startswith("-")), f"-I{folder}")
+            run(words, REPOSITORY, f"{mutation} does not compile")
+            own = [i for i, word in enumerate(link) if word.endswith(".o") and directory / word == output]
+            if own:
+                link[own[0]] = str(compiled)
+            else:  # a library's: what stands in front of it is taken first
+                link.insert(first, str(compiled))
+        run(link, directory, f"{mutation} does not link")
+        return binary
+
+
+def how_it_fails(command, directory=REPOSITORY, **environment):
+    """A sign of the failure of a test program; empty if it passes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", **environment}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace", env=environment, cwd=directory,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, errors="replace")
+        text, _ = process.communicate(timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return "does not end"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    text = done.stderr + done.stdout
     for sign in SIGNS:
-        if match := re.search(sign, text):
+        if match := re.search(sign, text, re.MULTILINE):
             return " ".join(match[0].split()).replace(str(REPOSITORY) + "/", "").replace("unexpected exception with message: ", "").replace("|", "/")[:120]
-    return f"exit code {done.returncode}"
+    return f"exit code {process.returncode}"
 
 
-def try_out(build, mutation):
-    with tempfile.TemporaryDirectory(prefix="goat_mutation_") as folder:
-        return how_it_fails(build.compile(mutation, Path(folder)), mutation.test)
+def run_catch(program, test, device):
+    reduced = {"GOAT_TEST_REDUCED": "1"} if Path(program).name == "kernel_tests" else {}
+    return how_it_fails([program, "--filenames-as-tags", f"[#{test}]", "--abort", "--warn", "NoTests"], GOAT_TEST_DEVICES=device, **reduced)
 
 
-def main():
+def run_pytest(tree, test, binary):
+    """Of the tests in `tree`, with `binary` as the program."""
+    words = [REPOSITORY / ".venv/bin/python", "-m", "pytest", "-q", "-x", "-rfE", "--tb=line", "-p", "no:cacheprovider", f"test/{test}.py"]
+    sign = how_it_fails(words, tree, TRAIN_GPT_GOAT=str(binary), PYTHONDONTWRITEBYTECODE="1")
+    if sign in ("exit code 4", "exit code 5"):  # usage, no tests
+        raise CannotRun(f"pytest {test}: {sign}")
+    return sign
+
+
+def copy_tree(folder):
+    """The repository's files without a build, in `folder`."""
+    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, folder / name)
+    (folder / ".venv").symlink_to(REPOSITORY / ".venv")
+
+
+class Trial:
+    """Tries the faults of one list against one build."""
+
+    def __init__(self, name, build):
+        self.build = build
+        self.device = "simt" if name == "kernels" else "cpu"
+        self.extra = {"goat_simt"} if name == "kernels" else set()
+
+    def without_fault(self, test):
+        executable = self.build.executable_of(test)
+        return run_catch(self.build.path_of(executable), test, self.device) if executable else run_pytest(REPOSITORY, test, self.binary())
+
+    def binary(self):
+        return self.build.path_of("train_gpt_goat")
+
+    def with_fault(self, mutation):
+        """(test, sign) of the first test file that notices; ("", "") if none does."""
+        with tempfile.TemporaryDirectory(prefix="goat_mutation_") as folder:
+            folder, made = Path(folder), {}
+            if mutation.file.endswith(".py"):
+                copy_tree(folder)
+                write_changed(mutation, folder)
+            for test in mutation.tests:
+                executable = self.build.executable_of(test)
+                if mutation.file.endswith(".py"):
+                    sign = run_pytest(folder, test, self.binary())
+                else:
+                    name = executable or "train_gpt_goat"
+                    if name not in made:
+                        made[name] = self.build.make(name, mutation, folder, self.extra or EXECUTABLES[name])
+                    sign = run_catch(made[name], test, self.device) if executable else run_pytest(REPOSITORY, test, made[name])
+                if sign:
+                    return test, sign
+        return "", ""
+
+
+def try_all(mutations, trials, pool):
+    """Prints and returns the table's rows and how many were noticed; `trials` by build."""
+    bare = sorted({(m.build, test) for m in mutations for test in m.tests})
+    for (name, test), sign in zip(bare, pool.map(lambda pair: trials[pair[0]].without_fault(pair[1]), bare)):
+        if sign:
+            raise CannotRun(f"{test} fails without a fault: {sign}")
+    rows, outcome, unexplained = [], Counter(), []
+    for mutation, (test, sign) in zip(mutations, pool.map(lambda m: trials[m.build].with_fault(m), mutations)):
+        outcome[bool(sign)] += 1
+        if not sign and not mutation.explained:
+            unexplained.append(mutation)
+        named = test or ", ".join(mutation.tests)
+        rows.append(f"| `{str(mutation).replace('|', '/')}` | {named} | {mutation.build or 'plain'} | {sign or f'**not noticed**: {mutation.explained}'} |")
+        print(f"{'noticed    ' if sign else 'NOT NOTICED'} {mutation} [{named} {mutation.build}] {sign or mutation.explained}", flush=True)
+    return rows, outcome[True], unexplained
+
+
+TITLES = {"kernels": "The CUDA kernels, on the simulated GPU", "host": "The host side and the CPU kernels"}
+
+
+def record(path, sections):
+    """Writes {list: text} to the page; the section of a list that was not tried stays as it is."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = "# Faults planted to see whether the tests notice\n\nWritten by `dev/mutate.py --record`: each fault alone, under the tests of one file or a few.\n"
+    for name, title in TITLES.items():
+        if name in sections:
+            text += f"\n## {title}\n\n{sections[name]}"
+        elif kept := re.search(rf"\n## {re.escape(title)}\n(?:(?!\n## ).)*", old, re.DOTALL):
+            text += kept[0].rstrip() + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", choices=LISTS, help="one of the lists (default: both)")
     parser.add_argument("--only", default="", help="those whose description (file: old -> new) or test holds this text")
     parser.add_argument("--plain", action="store_true", help="leave out those that take a sanitizer or the race checker")
     parser.add_argument("--build", type=Path, default=REPOSITORY / "build", help="the plain build (default: build)")
     parser.add_argument("--build-asan", type=Path, default=REPOSITORY / "build-asan", help="the build of make test-asan")
     parser.add_argument("--build-race", type=Path, default=REPOSITORY / "build-race", help="the build of make test-race")
     parser.add_argument("--as-built", action="store_true", help="take the builds as they are, without bringing them up to date")
-    parser.add_argument("--record", type=Path, help="write the outcome as a table to this file")
-    options = parser.parse_args()
-    mutations = [m for m in read_mutations() if options.only in f"{m} {m.test}" and not (options.plain and m.build)]
-    if not mutations:
-        sys.exit("no such mutation")
+    parser.add_argument("--record", type=Path, help="write the outcome as tables to this page")
+    return parser.parse_args()
 
-    started, rows, outcome = time.monotonic(), [], Counter()
-    directories = {"": options.build, "address": options.build_asan, "race": options.build_race}
-    builds = {name: Build(directories[name], name, options.as_built) for name in sorted({m.build for m in mutations})}
-    for name, test in sorted({(m.build, m.test) for m in mutations}):
-        if problem := how_it_fails(builds[name].directory / "test/kernel_tests", test):
-            sys.exit(f"{test} fails without a fault: {problem}")
+
+def prepare_build(options, name, lists):
+    directory = {"": options.build, "address": options.build_asan, "race": options.build_race}[name]
+    if name:
+        return Build(directory.resolve(), ["kernel_tests"], [f"-DGOAT_SANITIZE={name}", "-DGOAT_CUDA=OFF", "-DGOAT_SIMT=ON"], options.as_built)
+    return Build(directory.resolve(), list(EXECUTABLES), ["-DGOAT_SIMT=ON"] if "kernels" in lists else [], options.as_built)
+
+
+def main():
+    options = parse_arguments()
+    lists = {name: read_mutations(REPOSITORY / path) for name, path in LISTS.items() if options.list in (None, name)}
+    for name, mutations in lists.items():
+        lists[name] = [m for m in mutations if options.only in f"{m} {m.tests}" and not (options.plain and m.build)]
+    if not any(lists.values()):
+        raise CannotRun("no such mutation")
+    builds = {name: prepare_build(options, name, lists) for name in sorted({m.build for mutations in lists.values() for m in mutations})}
+    failed, sections = False, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutation, sign in zip(mutations, pool.map(lambda m: try_out(builds[m.build], m), mutations)):
-            outcome[bool(sign)] += 1
-            rows.append(f"| `{str(mutation).replace('|', '/')}` | {mutation.test} | {mutation.build or 'plain'} | {sign or '**not noticed**'} |")
-            print(f"{'noticed    ' if sign else 'NOT NOTICED'} {mutation} [{mutation.test} {mutation.build}] {sign}", flush=True)
-
-    noticed = outcome[True] / len(mutations)
-    summary = f"{outcome[True]} of {len(mutations)} faults noticed ({noticed:.0%}), {time.monotonic() - started:.0f} s"
-    print(summary)
+        for name, mutations in lists.items():
+            if not mutations:
+                continue
+            started = time.monotonic()
+            rows, noticed, unexplained = try_all(mutations, {key: Trial(name, build) for key, build in builds.items()}, pool)
+            summary = f"{noticed} of {len(mutations)} faults noticed ({noticed / len(mutations):.0%}), {time.monotonic() - started:.0f} s"
+            print(f"{name}: {summary}", *(f"  not explained: {mutation}" for mutation in unexplained), sep="\n", flush=True)
+            failed = failed or noticed < WANTED * len(mutations) or bool(unexplained)
+            sections[name] = f"{summary}.\n\n| fault | noticed by | build | sign |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     if options.record:
-        head = "# Faults planted in the kernels\n\nWritten by `dev/mutate.py --record`: each fault alone, on the simulated GPU, under the tests of one file.\n\n"
-        options.record.write_text(f"{head}{summary}.\n\n| fault | test | build | sign |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
-    sys.exit(noticed < WANTED)
+        record(options.record, sections)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CannotRun as problem:
+        sys.exit(f"mutate: {problem}")
