@@ -1,0 +1,104 @@
+// The plan of a run's memory: refused where it does not fit, with the micro-batch that would.
+
+#include "train/memory.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/cpu_device.h"
+#include "test/catch.h"
+#include "train/sources.h"
+#include "train/trainer.h"
+
+using namespace goat;
+
+namespace {
+
+// A CPU with little memory.
+class SmallDevice final : public CpuDevice {
+ public:
+  explicit SmallDevice(std::size_t bytes) : bytes_(bytes) {}
+  std::size_t available_memory() const override { return bytes_; }
+
+ private:
+  std::size_t bytes_;
+};
+
+Config batch_of_twelve(std::int64_t micro_batch) {
+  return load_config("copy_mixture",
+                     {"model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
+                      "data.seq_len=64", "train.batch=12", "train.steps=4", "train.warmup=1",
+                      "train.micro_batch=" + std::to_string(micro_batch)});
+}
+
+std::size_t bytes_with(std::int64_t micro_batch) {
+  return TrainingPlan(batch_of_twelve(micro_batch)).memory.total_bytes();
+}
+
+// What a run that starts with all 12 sequences at once is told where there are `bytes` of memory.
+std::string refusal(std::size_t bytes) {
+  const Config config = batch_of_twelve(12);
+  SmallDevice device(bytes);
+  const auto training = open_training_source(config);
+  try {
+    Trainer(config, device, *training, nullptr).require_memory();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("memory: the micro-batch advised is the largest divisor of the batch that fits, to the byte") {
+  const std::vector<std::int64_t> divisors = {1, 2, 3, 4, 6, 12};
+  CHECK(refusal(bytes_with(12)) == "");
+  for (std::size_t i = 0; i + 1 < divisors.size(); ++i) {
+    const std::string advice = "--set train.micro_batch=" + std::to_string(divisors[i]) + ".";
+    INFO("micro-batch " << divisors[i]);
+    CHECK(bytes_with(divisors[i]) < bytes_with(divisors[i + 1]));
+    CHECK_THAT(refusal(bytes_with(divisors[i])), ContainsSubstring(advice));
+    CHECK_THAT(refusal(bytes_with(divisors[i + 1]) - 1), ContainsSubstring(advice));
+  }
+  CHECK_THAT(refusal(bytes_with(1) - 1), ContainsSubstring("No micro-batch fits"));
+}
+
+TEST_CASE("memory: a plan that does not fit says what is needed, what there is, and its largest tensors") {
+  Tensor small, large, middle;
+  MemoryPlan plan;
+  plan.add(MemoryCategory::activations, "the small one", DType::f32, {256}, small);
+  plan.add(MemoryCategory::activations, "the large one", DType::f32, {3, 1024}, large);
+  plan.add(MemoryCategory::activations, "the middle one", DType::f32, {512}, middle);
+  CHECK(plan.total_bytes() == 1024 + 12288 + 2048);
+  SmallDevice exact(plan.total_bytes()), short_of_one(plan.total_bytes() - 1);
+  plan.require_fits(exact, "Nothing");
+  CHECK_THROWS_WITH(
+      plan.require_fits(short_of_one, "Do this"),
+      ContainsSubstring("15.0 KiB are needed, 15.0 KiB available") &&
+          ContainsSubstring(
+              "the large one [3, 1024] 12.0 KiB, the middle one [512] 2.0 KiB, the small one") &&
+          ContainsSubstring("Do this."));
+}
+
+TEST_CASE("memory: tensors start on lines of 256 bytes, apart from each other, and zero") {
+  const auto device = open_device("cpu");
+  Tensor first, second, third;
+  MemoryPlan plan;
+  plan.add(MemoryCategory::workspace, "first", DType::f32, {1}, first);
+  plan.add(MemoryCategory::workspace, "second", DType::f32, {65}, second);
+  plan.add(MemoryCategory::workspace, "third", DType::f32, {64}, third);
+  CHECK(plan.bytes(MemoryCategory::workspace) == 256 + 512 + 256);
+  CHECK(plan.bytes(MemoryCategory::activations) == 0);
+  plan.allocate(*device);
+  CHECK(second.as<float>() - first.as<float>() == 64);
+  CHECK(third.as<float>() - second.as<float>() == 128);
+  CHECK(std::all_of(first.as<float>(), third.as<float>() + 64, [](float value) { return value == 0; }));
+}
+
+TEST_CASE("memory: sizes are told in the largest unit that keeps them at 1 or more") {
+  CHECK(bytes_text(0) == "0 B");
+  CHECK(bytes_text(1023) == "1023 B");
+  CHECK(bytes_text(1024) == "1.0 KiB");
+  CHECK(bytes_text(1536 << 10) == "1.5 MiB");
+  CHECK(bytes_text(std::size_t{5} << 40) == "5.0 TiB");
+  CHECK(bytes_text(std::size_t{5} << 52) == "20480.0 TiB");
+}

@@ -1,0 +1,77 @@
+// Initial weights: every stored tensor has a random stream of its own.
+
+#include "train/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "test/catch.h"
+#include "train/model_parameters.h"
+
+using namespace goat;
+
+namespace {
+
+std::map<std::string, std::vector<float>> initial_values(std::uint64_t seed) {
+  const Config config =
+      load_config("copy_mixture", {"model.layers=2", "model.width=32", "model.heads=2", "prior.init=random",
+                                   "prior.pos_rank=2", "prior.abs_rank=3", "prior.sink_init_scale=0.5"});
+  const auto device = open_device("cpu");
+  ParameterSet parameters;
+  MemoryPlan memory;
+  declare_parameters(config, parameters);
+  parameters.plan(memory, false);
+  memory.allocate(*device);
+  parameters.bind();
+  parameters.initialize(*device, seed);
+  std::map<std::string, std::vector<float>> values;
+  for (const StoredTensor& tensor : parameters.stored())
+    values[tensor.name] = parameters.read(*device, tensor);
+  return values;
+}
+
+bool is_drawn(const std::vector<float>& values) {
+  return std::ranges::any_of(values, [&](float value) { return value != values[0]; });
+}
+
+double correlation(const std::vector<float>& a, const std::vector<float>& b) {
+  const std::size_t count = std::min(a.size(), b.size());
+  double ab = 0, aa = 0, bb = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    ab += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    aa += static_cast<double>(a[i]) * static_cast<double>(a[i]);
+    bb += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return ab / std::sqrt(aa * bb);
+}
+
+}  // namespace
+
+TEST_CASE("parameters: no two tensors are drawn from one random stream, q, k and v of a layer included") {
+  const auto values = initial_values(1);
+  for (const char* name : {"q", "k", "v", "o"})
+    CHECK(is_drawn(values.at("blocks.0.attn." + std::string(name) + ".weight")));
+  for (auto a = values.begin(); a != values.end(); ++a)
+    for (auto b = std::next(a); b != values.end(); ++b) {
+      if (!is_drawn(a->second) || !is_drawn(b->second)) continue;
+      INFO(a->first << " and " << b->first);
+      const double left = static_cast<double>(a->second[0]) * static_cast<double>(b->second[1]);
+      const double right = static_cast<double>(a->second[1]) * static_cast<double>(b->second[0]);
+      CHECK(std::abs(left - right) > 1e-6 * std::abs(left));  // not the same normals, scaled
+      const double shared = static_cast<double>(std::min(a->second.size(), b->second.size()));
+      if (shared >= 64) CHECK(std::abs(correlation(a->second, b->second)) < 6 / std::sqrt(shared));
+    }
+}
+
+TEST_CASE(
+    "parameters: within a tensor no value of the stream is used twice, and the seed chooses the stream") {
+  const auto values = initial_values(1), again = initial_values(1), other = initial_values(2);
+  std::vector<float> sorted = values.at("embedding.weight");
+  CHECK(again.at("embedding.weight") == sorted);
+  CHECK(std::abs(correlation(other.at("embedding.weight"), sorted)) <
+        6 / std::sqrt(static_cast<double>(sorted.size())));
+  std::ranges::sort(sorted);
+  const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
+  CHECK(static_cast<double>(distinct) > 0.99 * static_cast<double>(sorted.size()));
+}
