@@ -81,7 +81,7 @@ def test_results_go_through_pipes_devices_and_links_and_never_replace_them(binar
     os.mkfifo(tmp_path / "fifo")
     for option in ("--json", "--per-token"):
         received = []
-        reader = threading.Thread(target=lambda: received.append((tmp_path / "fifo").read_bytes()))
+        reader = threading.Thread(target=lambda: received.append((tmp_path / "fifo").read_bytes()), daemon=True)
         reader.start()
         evaluate(option, tmp_path / "fifo")
         reader.join(timeout=30)

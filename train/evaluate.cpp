@@ -139,12 +139,9 @@ struct Row {
 void print_validation(const Plan& plan, std::int64_t length) {
   if (plan.validation == 0 || std::ranges::count(plan.cuts, Cut{length, plan.validation / length}) > 0)
     return;
-  std::printf(
-      "          validation during training used the first %lld tokens: --lengths %lld --tokens %lld gives "
-      "the same "
-      "loss\n",
-      static_cast<long long>(plan.validation), static_cast<long long>(length),
-      static_cast<long long>(plan.validation));
+  const auto tokens = static_cast<long long>(plan.validation);
+  std::printf("          validation during training used the first %lld tokens: ", tokens);
+  std::printf("--lengths %lld --tokens %lld gives the same loss\n", static_cast<long long>(length), tokens);
 }
 
 void print_heading(const TrainedModel& model, const EvalOptions& options, const EvaluationData& data,
