@@ -103,7 +103,7 @@ def test_models_that_do_not_fit_their_config_exit_with_3(tmp_path, fails):
         (damaged_tensors(bump=zeros(3, np.float64)), CONFIG, "F64 [3], expected F32 [3]"),
         (damaged_tensors(bump=zeros((3, 1), np.float32)), CONFIG, "F32 [3, 1]"),
         (damaged_tensors(w1=zeros(0, np.float32)), CONFIG, "F32 [0], expected F32 [6, 6]"),
-        (damaged_tensors(alpha=with_nan), CONFIG, "not finite"),
+        (damaged_tensors(alpha=with_nan), CONFIG, "alpha' holds values that are not finite"),
         (peaked_tensors(), config_of(model__heads=4), "expected F32 [4, 4]"),
         (peaked_tensors(), config_of(prior__learned_frequencies=True), "0.attn.prior.frequency' is missing"),
         (peaked_tensors(), config_of(model__layers="two"), "model.layers = 'two' cannot be"),
