@@ -41,36 +41,9 @@ class Device {
   }
 
  protected:
-  virtual void launch(const EmbeddingForward& op) = 0;
-  virtual void launch(const EmbeddingBackward& op) = 0;
-  virtual void launch(const LayerNormForward& op) = 0;
-  virtual void launch(const LayerNormBackward& op) = 0;
-  virtual void launch(const RmsNormForward& op) = 0;
-  virtual void launch(const RmsNormBackward& op) = 0;
-  virtual void launch(const LinearForward& op) = 0;
-  virtual void launch(const LinearBackwardInput& op) = 0;
-  virtual void launch(const LinearBackwardWeight& op) = 0;
-  virtual void launch(const GeluForward& op) = 0;
-  virtual void launch(const GeluBackward& op) = 0;
-  virtual void launch(const SwigluForward& op) = 0;
-  virtual void launch(const SwigluBackward& op) = 0;
-  virtual void launch(const Rope& op) = 0;
-  virtual void launch(const FourierTable& op) = 0;
-  virtual void launch(const SinkFeatures& op) = 0;
-  virtual void launch(const SinkForward& op) = 0;
-  virtual void launch(const SinkBackward& op) = 0;
-  virtual void launch(const PriorLanesForward& op) = 0;
-  virtual void launch(const PriorLanesBackward& op) = 0;
-  virtual void launch(const SoftplusForward& op) = 0;
-  virtual void launch(const SoftplusBackward& op) = 0;
-  virtual void launch(const AttentionForward& op) = 0;
-  virtual void launch(const AttentionBackward& op) = 0;
-  virtual void launch(const CrossEntropy& op) = 0;
-  virtual void launch(const AddLoss& op) = 0;
-  virtual void launch(const GradientNorm& op) = 0;
-  virtual void launch(const AdamW& op) = 0;
-  virtual void launch(const Fill& op) = 0;
-  virtual void launch(const Cast& op) = 0;
+#define GOAT_DECLARE_LAUNCH(Operation, name) virtual void launch(const Operation& op) = 0;
+  GOAT_FOR_EACH_OPERATION(GOAT_DECLARE_LAUNCH)
+#undef GOAT_DECLARE_LAUNCH
 };
 
 // Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/operation_list.h"
 #include "kernels/tensor.h"
 
 namespace goat {
@@ -384,35 +385,8 @@ struct Cast {
 
 // Throws std::invalid_argument where operands do not fit together: "layernorm_forward: weight 'name' [3] f32:
 // expected shape [C] = [4] (C = 4 in x)".
-void check(const EmbeddingForward& op);
-void check(const EmbeddingBackward& op);
-void check(const LayerNormForward& op);
-void check(const LayerNormBackward& op);
-void check(const RmsNormForward& op);
-void check(const RmsNormBackward& op);
-void check(const LinearForward& op);
-void check(const LinearBackwardInput& op);
-void check(const LinearBackwardWeight& op);
-void check(const GeluForward& op);
-void check(const GeluBackward& op);
-void check(const SwigluForward& op);
-void check(const SwigluBackward& op);
-void check(const Rope& op);
-void check(const FourierTable& op);
-void check(const SinkFeatures& op);
-void check(const SinkForward& op);
-void check(const SinkBackward& op);
-void check(const PriorLanesForward& op);
-void check(const PriorLanesBackward& op);
-void check(const SoftplusForward& op);
-void check(const SoftplusBackward& op);
-void check(const AttentionForward& op);
-void check(const AttentionBackward& op);
-void check(const CrossEntropy& op);
-void check(const AddLoss& op);
-void check(const GradientNorm& op);
-void check(const AdamW& op);
-void check(const Fill& op);
-void check(const Cast& op);
+#define GOAT_DECLARE_CHECK(Operation, name) void check(const Operation& op);
+GOAT_FOR_EACH_OPERATION(GOAT_DECLARE_CHECK)
+#undef GOAT_DECLARE_CHECK
 
 }  // namespace goat

@@ -30,45 +30,17 @@ class FailingDevice final : public CpuDevice {
   }
 
  protected:
-  void launch(const EmbeddingForward& op) override { count_and_launch(op); }
-  void launch(const EmbeddingBackward& op) override { count_and_launch(op); }
-  void launch(const LayerNormForward& op) override { count_and_launch(op); }
-  void launch(const LayerNormBackward& op) override { count_and_launch(op); }
-  void launch(const RmsNormForward& op) override { count_and_launch(op); }
-  void launch(const RmsNormBackward& op) override { count_and_launch(op); }
-  void launch(const LinearForward& op) override { count_and_launch(op); }
-  void launch(const LinearBackwardInput& op) override { count_and_launch(op); }
-  void launch(const LinearBackwardWeight& op) override { count_and_launch(op); }
-  void launch(const GeluForward& op) override { count_and_launch(op); }
-  void launch(const GeluBackward& op) override { count_and_launch(op); }
-  void launch(const SwigluForward& op) override { count_and_launch(op); }
-  void launch(const SwigluBackward& op) override { count_and_launch(op); }
-  void launch(const Rope& op) override { count_and_launch(op); }
-  void launch(const FourierTable& op) override { count_and_launch(op); }
-  void launch(const SinkFeatures& op) override { count_and_launch(op); }
-  void launch(const SinkForward& op) override { count_and_launch(op); }
-  void launch(const SinkBackward& op) override { count_and_launch(op); }
-  void launch(const PriorLanesForward& op) override { count_and_launch(op); }
-  void launch(const PriorLanesBackward& op) override { count_and_launch(op); }
-  void launch(const SoftplusForward& op) override { count_and_launch(op); }
-  void launch(const SoftplusBackward& op) override { count_and_launch(op); }
-  void launch(const AttentionForward& op) override { count_and_launch(op); }
-  void launch(const AttentionBackward& op) override { count_and_launch(op); }
-  void launch(const CrossEntropy& op) override { count_and_launch(op); }
-  void launch(const AddLoss& op) override { count_and_launch(op); }
-  void launch(const GradientNorm& op) override { count_and_launch(op); }
-  void launch(const AdamW& op) override { count_and_launch(op); }
-  void launch(const Fill& op) override { count_and_launch(op); }
-  void launch(const Cast& op) override { count_and_launch(op); }
+#define GOAT_COUNT_LAUNCH(Operation, name)    \
+  void launch(const Operation& op) override { \
+    count();                                  \
+    CpuDevice::launch(op);                    \
+  }
+  GOAT_FOR_EACH_OPERATION(GOAT_COUNT_LAUNCH)
+#undef GOAT_COUNT_LAUNCH
 
  private:
   void count() {
     if (armed() && ++calls == fatal) throw std::runtime_error("planted failure");
-  }
-  template <class Operation>
-  void count_and_launch(const Operation& op) {
-    count();
-    CpuDevice::launch(op);
   }
 };
 

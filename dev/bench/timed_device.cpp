@@ -2,18 +2,15 @@
 
 namespace goat::bench {
 
-namespace {
 // "blocks.3.mlp.up.weight" -> "mlp.up"; the tied head multiplies by the embedding.
-std::string layer_of(const Tensor& weight) {
+std::string TimedDevice::layer_of(const Tensor& weight) {
   std::string name = weight.name;
   if (name.starts_with("embedding")) return "head";
   if (name.starts_with("blocks.")) name = name.substr(name.find('.', 7) + 1);
   return name.substr(0, name.rfind('.'));
 }
-}  // namespace
 
-template <class Call>
-void TimedDevice::time(const std::string& kind, const Work& work, Call call) {
+void TimedDevice::time(const std::string& kind, const Work& work, const std::function<void()>& call) {
   inner_.synchronize();
   const double start = clock_();
   call();
@@ -23,11 +20,6 @@ void TimedDevice::time(const std::string& kind, const Work& work, Call call) {
   total.seconds += clock_() - start;
   total.work.flops += work.flops;
   total.work.bytes += work.bytes;
-}
-
-template <class Operation>
-void TimedDevice::run_timed(const std::string& kind, const Operation& op) {
-  time(kind, work_of(op), [&] { inner_.run(op); });
 }
 
 void TimedDevice::set_zero(void* memory, std::size_t bytes) {
@@ -41,15 +33,6 @@ void TimedDevice::download(void* host, const void* device, std::size_t bytes) {
 }
 void TimedDevice::copy(void* to, const void* from, std::size_t bytes) {
   time("copy", {0, 2.0 * static_cast<double>(bytes)}, [&] { inner_.copy(to, from, bytes); });
-}
-
-// A weight gradient has the name of its weight.
-void TimedDevice::launch(const LinearForward& op) { run_timed("linear_forward " + layer_of(op.weight), op); }
-void TimedDevice::launch(const LinearBackwardInput& op) {
-  run_timed("linear_backward_input " + layer_of(op.weight), op);
-}
-void TimedDevice::launch(const LinearBackwardWeight& op) {
-  run_timed("linear_backward_weight " + layer_of(op.dweight), op);
 }
 
 }  // namespace goat::bench

@@ -2,6 +2,7 @@
 // operation.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -39,42 +40,35 @@ class TimedDevice final : public Device {
   void synchronize() override { inner_.synchronize(); }
 
  protected:
-  void launch(const EmbeddingForward& op) override { run_timed("embedding_forward", op); }
-  void launch(const EmbeddingBackward& op) override { run_timed("embedding_backward", op); }
-  void launch(const LayerNormForward& op) override { run_timed("layernorm_forward", op); }
-  void launch(const LayerNormBackward& op) override { run_timed("layernorm_backward", op); }
-  void launch(const RmsNormForward& op) override { run_timed("rmsnorm_forward", op); }
-  void launch(const RmsNormBackward& op) override { run_timed("rmsnorm_backward", op); }
-  void launch(const LinearForward& op) override;
-  void launch(const LinearBackwardInput& op) override;
-  void launch(const LinearBackwardWeight& op) override;
-  void launch(const GeluForward& op) override { run_timed("gelu_forward", op); }
-  void launch(const GeluBackward& op) override { run_timed("gelu_backward", op); }
-  void launch(const SwigluForward& op) override { run_timed("swiglu_forward", op); }
-  void launch(const SwigluBackward& op) override { run_timed("swiglu_backward", op); }
-  void launch(const Rope& op) override { run_timed("rope", op); }
-  void launch(const FourierTable& op) override { run_timed("fourier_table", op); }
-  void launch(const SinkFeatures& op) override { run_timed("sink_features", op); }
-  void launch(const SinkForward& op) override { run_timed("sink_forward", op); }
-  void launch(const SinkBackward& op) override { run_timed("sink_backward", op); }
-  void launch(const PriorLanesForward& op) override { run_timed("prior_lanes_forward", op); }
-  void launch(const PriorLanesBackward& op) override { run_timed("prior_lanes_backward", op); }
-  void launch(const SoftplusForward& op) override { run_timed("softplus_forward", op); }
-  void launch(const SoftplusBackward& op) override { run_timed("softplus_backward", op); }
-  void launch(const AttentionForward& op) override { run_timed("attention_forward", op); }
-  void launch(const AttentionBackward& op) override { run_timed("attention_backward", op); }
-  void launch(const CrossEntropy& op) override { run_timed("cross_entropy", op); }
-  void launch(const AddLoss& op) override { run_timed("add_loss", op); }
-  void launch(const GradientNorm& op) override { run_timed("gradient_norm", op); }
-  void launch(const AdamW& op) override { run_timed("adamw", op); }
-  void launch(const Fill& op) override { run_timed("fill", op); }
-  void launch(const Cast& op) override { run_timed("cast", op); }
+#define GOAT_TIME_LAUNCH(Operation, name) \
+  void launch(const Operation& op) override { run_timed(kind_of(#name, op), op); }
+  GOAT_FOR_EACH_OPERATION(GOAT_TIME_LAUNCH)
+#undef GOAT_TIME_LAUNCH
 
  private:
-  template <class Call>
-  void time(const std::string& kind, const Work& work, Call call);
+  void time(const std::string& kind, const Work& work, const std::function<void()>& call);
   template <class Operation>
-  void run_timed(const std::string& kind, const Operation& op);
+  void run_timed(const std::string& kind, const Operation& op) {
+    time(kind, work_of(op), [&] { inner_.run(op); });
+  }
+
+  // The operation's name; of a matrix product with the layer's. A weight gradient has the name of its weight.
+  static std::string kind_of(const char* name, const auto& op) {
+    if constexpr (requires {
+                    op.dweight;
+                    op.dbias;
+                    op.tf32;
+                  })
+      return std::string(name) + " " + layer_of(op.dweight);
+    else if constexpr (requires {
+                         op.weight;
+                         op.tf32;
+                       })
+      return std::string(name) + " " + layer_of(op.weight);
+    else
+      return name;
+  }
+  static std::string layer_of(const Tensor& weight);
 
   Device& inner_;
   Clock clock_;

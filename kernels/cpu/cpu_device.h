@@ -20,36 +20,9 @@ class CpuDevice : public Device {
   void synchronize() override {}
 
  protected:
-  void launch(const EmbeddingForward& op) override;
-  void launch(const EmbeddingBackward& op) override;
-  void launch(const LayerNormForward& op) override;
-  void launch(const LayerNormBackward& op) override;
-  void launch(const RmsNormForward& op) override;
-  void launch(const RmsNormBackward& op) override;
-  void launch(const LinearForward& op) override;
-  void launch(const LinearBackwardInput& op) override;
-  void launch(const LinearBackwardWeight& op) override;
-  void launch(const GeluForward& op) override;
-  void launch(const GeluBackward& op) override;
-  void launch(const SwigluForward& op) override;
-  void launch(const SwigluBackward& op) override;
-  void launch(const Rope& op) override;
-  void launch(const FourierTable& op) override;
-  void launch(const SinkFeatures& op) override;
-  void launch(const SinkForward& op) override;
-  void launch(const SinkBackward& op) override;
-  void launch(const PriorLanesForward& op) override;
-  void launch(const PriorLanesBackward& op) override;
-  void launch(const SoftplusForward& op) override;
-  void launch(const SoftplusBackward& op) override;
-  void launch(const AttentionForward& op) override;
-  void launch(const AttentionBackward& op) override;
-  void launch(const CrossEntropy& op) override;
-  void launch(const AddLoss& op) override;
-  void launch(const GradientNorm& op) override;
-  void launch(const AdamW& op) override;
-  void launch(const Fill& op) override;
-  void launch(const Cast& op) override;
+#define GOAT_OVERRIDE_LAUNCH(Operation, name) void launch(const Operation& op) override;
+  GOAT_FOR_EACH_OPERATION(GOAT_OVERRIDE_LAUNCH)
+#undef GOAT_OVERRIDE_LAUNCH
 
  private:
   DeviceInfo info_;
