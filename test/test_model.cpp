@@ -193,6 +193,51 @@ class CountingDevice final : public CpuDevice {
 };
 }  // namespace
 
+namespace {
+// A cpu device that notes how it may compute.
+class NotingDevice final : public CpuDevice {
+ public:
+  int products = 0, tf32_products = 0, backward_passes = 0, deterministic_passes = 0;
+
+ protected:
+  using CpuDevice::launch;
+  void launch(const LinearForward& op) override { product(op); }
+  void launch(const LinearBackwardInput& op) override { product(op); }
+  void launch(const LinearBackwardWeight& op) override { product(op); }
+  void launch(const AttentionBackward& op) override {
+    ++backward_passes;
+    deterministic_passes += op.deterministic;
+    CpuDevice::launch(op);
+  }
+
+ private:
+  template <class Product>
+  void product(const Product& op) {
+    ++products;
+    tf32_products += op.tf32;
+    CpuDevice::launch(op);
+  }
+};
+}  // namespace
+
+TEST_CASE("model: model.tf32 reaches every matrix product, train.deterministic every backward pass") {
+  for (const bool tf32 : {false, true})
+    for (const bool deterministic : {false, true}) {
+      const Config config =
+          tiny_config({tf32 ? "model.tf32=all" : "model.tf32=none",
+                       deterministic ? "train.deterministic=true" : "train.deterministic=false"});
+      NotingDevice device;
+      TestModel test(config, device, {2, config.data.seq_len}, 7);
+      test.parameters.zero_gradients(device);
+      test.model->forward_backward(device, 0.1f);
+      test.model->next_logits(device, 0);
+      CHECK(device.products > 20);
+      CHECK(device.tf32_products == (tf32 ? device.products : 0));
+      CHECK(device.backward_passes == 2);
+      CHECK(device.deterministic_passes == (deterministic ? 2 : 0));
+    }
+}
+
 TEST_CASE("trainer: the memory that is planned, and printed, is what is allocated") {
   for (const char* preset : {"copy_mixture", "shakespeare"}) {
     const Config config = load_config(preset, {"data.source=copy_mixture"});
