@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from console import count
+from console import count, one_line
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESET, PRESET_LENGTH = "shakespeare", 128  # tokens in a sequence of the preset
@@ -18,7 +18,7 @@ def summary(out, meta):
     files, documents = count(len(meta["sources"]), "file"), count(meta["documents"], "document")
     yield f"{files}, {size:,} bytes, {documents} -> {tokens:,} tokens (vocabulary {meta['vocab']:,})"
     for note in meta["notes"]:
-        yield f"  {note}"
+        yield f"  {one_line(note)}"
     for split in ("train", "val"):
         shards = [shard for shard in meta["shards"] if shard["split"] == split]
         place = str(Path(out) / f"{split}_*.bin") if shards else ""

@@ -291,6 +291,12 @@ def test_line_ends_nul_bytes_and_repeated_files_are_said(tmp_path):
     assert notes(tmp_path, *write(tmp_path, a=b"\0abcd")) == ["kept: 1 NUL byte"]
 
 
+def test_names_of_files_do_not_reach_the_terminal_as_they_are(tmp_path):
+    files = write(tmp_path, **{"a\x1b[31m\nb": b"x", "c": b"x"})
+    printed = prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", *files)
+    assert "\x1b" not in printed and "a\\x1b[31m\\nb.txt and " in printed
+
+
 def test_ordinary_text_has_no_notes(tmp_path):
     assert notes(tmp_path, *write(tmp_path, a="Some text,\nnaïve 日本 👩.\n".encode())) == []
 
