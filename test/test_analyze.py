@@ -1,4 +1,4 @@
-"""`train_gpt_goat analyze`: every file against NumPy, from model.safetensors alone; what is left out and said; bad use."""
+"""`analyze`: every file against NumPy, from model.safetensors alone; what is left out and said; bad use."""
 
 import json
 import re
@@ -16,7 +16,9 @@ from test_train import flags
 
 LAYERS, HEADS, LENGTH, TRAIN_LENGTH, SEQUENCES = 2, 3, 150, 16, 4
 FIRST_ROW = LENGTH // 4
-PRIOR_FILES = {f"{name}.npy" for name in ("sink", "sink_slope", "sink_mlp", "sink_bump", "kappa", "log_prior")}
+PRIOR_FILES = {
+    f"{name}.npy" for name in ("sink", "sink_slope", "sink_mlp", "sink_bump", "kappa", "log_prior")
+}
 VARIANTS = {
     "free": {"prior.recency": "free"},
     "softplus": {"prior.recency": "softplus", "prior.init": "alibi"},
@@ -27,8 +29,9 @@ VARIANTS = {
 def train(run_binary, folder, **settings):
     """A run of six steps with a large learning rate, so that every part of the prior has moved."""
     tiny = {
-        "model.layers": LAYERS, "model.heads": HEADS, "model.width": 36, "model.vocab": 16, "prior.pos_rank": 2, "prior.abs_rank": 3,
-        "prior.init": "random", "prior.sink_init_scale": 0.7, "data.seq_len": TRAIN_LENGTH, "train.batch": 4, "train.steps": 6,
+        "model.layers": LAYERS, "model.heads": HEADS, "model.width": 36, "model.vocab": 16,
+        "prior.pos_rank": 2, "prior.abs_rank": 3, "prior.init": "random", "prior.sink_init_scale": 0.7,
+        "data.seq_len": TRAIN_LENGTH, "train.batch": 4, "train.steps": 6,
         "train.warmup": 2, "train.lr": 0.05, "train.min_lr": 0.01,
     }  # fmt: skip
     run_binary("--config", "copy_mixture", "--out", folder, *flags(tiny | settings))
@@ -38,8 +41,11 @@ def train(run_binary, folder, **settings):
 @pytest.fixture(scope="module", params=VARIANTS)
 def analyzed(request, binary, tmp_path_factory):
     """A trained run, analysed: (run, its config, its tensors, analysis.json, {name: array})."""
+
     def run_binary(*arguments):
-        return subprocess.run([binary, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(
+            [binary, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=60
+        ).stdout
 
     run = train(run_binary, tmp_path_factory.mktemp("analyze") / "run", **VARIANTS[request.param])
     run_binary("analyze", "--checkpoint", run, "--length", LENGTH, "--layer", 1, "--head", 2)
@@ -47,7 +53,13 @@ def analyzed(request, binary, tmp_path_factory):
     assert {path.name for path in folder.iterdir()} == PRIOR_FILES | {"analysis.json", "signal_vs_sink.npy"}
     arrays = {path.stem: np.load(path) for path in folder.glob("*.npy")}
     tensors = load_file(next(run.glob("checkpoints/*/model.safetensors")))
-    return run, tomllib.loads((run / "config.toml").read_text()), tensors, json.loads((folder / "analysis.json").read_text()), arrays
+    return (
+        run,
+        tomllib.loads((run / "config.toml").read_text()),
+        tensors,
+        json.loads((folder / "analysis.json").read_text()),
+        arrays,
+    )
 
 
 def prior_of(analyzed, layer):
@@ -56,7 +68,9 @@ def prior_of(analyzed, layer):
 
 def each_head(analysis):
     """(layer, head, entry of analysis.json) of every head, in order."""
-    assert [(entry["layer"], entry["head"]) for entry in analysis["by_head"]] == list(np.ndindex(LAYERS, HEADS))
+    assert [(entry["layer"], entry["head"]) for entry in analysis["by_head"]] == list(
+        np.ndindex(LAYERS, HEADS)
+    )
     return [(entry["layer"], entry["head"], entry) for entry in analysis["by_head"]]
 
 
@@ -64,17 +78,23 @@ def test_curves_and_their_parts(analyzed):
     _, config, tensors, _, arrays = analyzed
     for name in ("sink", "sink_slope", "sink_mlp", "sink_bump", "kappa"):
         assert arrays[name].shape == (LAYERS, HEADS, LENGTH) and arrays[name].dtype == np.float64
-    assert arrays["sink"] == pytest.approx(arrays["sink_slope"] + arrays["sink_mlp"] + arrays["sink_bump"], rel=1e-12)
+    assert arrays["sink"] == pytest.approx(
+        arrays["sink_slope"] + arrays["sink_mlp"] + arrays["sink_bump"], rel=1e-12
+    )
     for layer in range(LAYERS):
         prior = prior_of(analyzed, layer)
         assert arrays["sink"][layer] == pytest.approx(prior.sink, rel=1e-9, abs=1e-9)
         assert arrays["kappa"][layer] == pytest.approx(prior.relative, rel=1e-9, abs=1e-9)
         names = f"blocks.{layer}.attn.prior"
-        assert arrays["sink_bump"][layer] == pytest.approx(np.outer(tensors[f"{names}.bump"], np.arange(LENGTH) == 0))
+        assert arrays["sink_bump"][layer] == pytest.approx(
+            np.outer(tensors[f"{names}.bump"], np.arange(LENGTH) == 0)
+        )
         raw = tensors.get(f"{names}.slope", np.zeros(HEADS)).astype(np.float64)
         slope = np.logaddexp(0, raw) if config["prior"]["recency"] == "softplus" else raw
         assert arrays["sink_slope"][layer] == pytest.approx(np.outer(slope, np.arange(LENGTH)), rel=1e-9)
-    assert np.ptp(arrays["sink_mlp"], axis=2).min() > 1e-3 and np.ptp(arrays["kappa"], axis=2).min() > 1e-3  # nothing is trivially equal
+    assert (
+        np.ptp(arrays["sink_mlp"], axis=2).min() > 1e-3 and np.ptp(arrays["kappa"], axis=2).min() > 1e-3
+    )  # nothing is trivially equal
 
 
 def test_log_prior_of_the_chosen_head(analyzed):
@@ -109,43 +129,63 @@ def test_masses_argmax_and_theorem_2(analyzed):
         assert theorem["smallest_margin"] == pytest.approx(margin.min(), rel=1e-9, abs=1e-9)
         assert theorem["bound"] == pytest.approx((i / (np.exp(margin) + i)).mean(), rel=1e-9)
         assert theorem["outside_first"] == pytest.approx(rows[:, 1:].sum(axis=1).mean(), rel=1e-9)
-        assert theorem["sensitivity"] == pytest.approx((rows[:, 0] * rows[:, 1:].sum(axis=1)).mean(), rel=1e-9)
+        assert theorem["sensitivity"] == pytest.approx(
+            (rows[:, 0] * rows[:, 1:].sum(axis=1)).mean(), rel=1e-9
+        )
         assert theorem["rows"] == LENGTH - 1 and theorem["violations"] == 0
 
 
 def test_spectrum(analyzed):
     tensors, analysis = analyzed[2], analyzed[3]
-    alpha, beta = (np.stack([tensors[f"blocks.{layer}.attn.prior.{name}"] for layer in range(LAYERS)]).astype(float) for name in ("alpha", "beta"))
+    alpha, beta = (
+        np.stack([tensors[f"blocks.{layer}.attn.prior.{name}"] for layer in range(LAYERS)]).astype(float)
+        for name in ("alpha", "beta")
+    )
     spectrum = analysis["spectrum"]
     energy = (alpha**2 + beta**2).sum(axis=(0, 1))
     assert spectrum["energy_first_to_last"] == pytest.approx(energy / energy.sum())
     assert spectrum["energy_last_to_first"] == spectrum["energy_first_to_last"][::-1]
     amplitude = np.hypot(alpha, beta).sum(axis=2)
     measured = spectrum["amplitude"]
-    assert [measured[key] for key in ("min", "max", "mean", "deviation")] == pytest.approx([f(amplitude) for f in (np.min, np.max, np.mean, np.std)])
+    assert [measured[key] for key in ("min", "max", "mean", "deviation")] == pytest.approx(
+        [f(amplitude) for f in (np.min, np.max, np.mean, np.std)]
+    )
     assert spectrum["active"] == (amplitude > 1).sum() and spectrum["heads"] == amplitude.size
     ratio = np.linalg.norm(beta, axis=2) / np.linalg.norm(alpha, axis=2)
-    assert spectrum["sine_dominated"] == (ratio > 1).sum() and spectrum["median_ratio"] == pytest.approx(np.median(ratio))
+    assert spectrum["sine_dominated"] == (ratio > 1).sum() and spectrum["median_ratio"] == pytest.approx(
+        np.median(ratio)
+    )
     assert [layer["mean_amplitude"] for layer in spectrum["layers"]] == pytest.approx(amplitude.mean(axis=1))
     assert [layer["active"] for layer in spectrum["layers"]] == (amplitude > 1).sum(axis=1).tolist()
     for layer, head, entry in each_head(analysis):
-        assert entry["prior"]["amplitude"] == pytest.approx(amplitude[layer, head]) and entry["prior"]["ratio"] == pytest.approx(ratio[layer, head])
+        assert entry["prior"]["amplitude"] == pytest.approx(amplitude[layer, head]) and entry["prior"][
+            "ratio"
+        ] == pytest.approx(ratio[layer, head])
 
 
 def expected_readings(config, tensors):
     """[L, H, S, T, 4] and, per head, the largest |log(p / pi)| - omega: theorem 1 says it is not positive."""
     model = Model(ModelConfig.from_run(config), tensors)
     mixture = CopyMixture(config["model"]["vocab"], LENGTH, 0.25, 0.25, config["train"]["seed"])
-    x = model.params["embedding.weight"][np.stack([mixture.tokens(VALIDATION_BIT | s)[:-1] for s in range(SEQUENCES)])]
+    x = model.params["embedding.weight"][
+        np.stack([mixture.tokens(VALIDATION_BIT | s)[:-1] for s in range(SEQUENCES)])
+    ]
     causal = np.tri(LENGTH, dtype=bool)
     recent = causal & (np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)) < 128)
     readings, excess = [], []
     for layer in range(LAYERS):
         block = f"blocks.{layer}"
         normed, _ = model.layernorm(f"{block}.norm1", x)
-        q, k = (model.linear(f"{block}.attn.{name}", normed)[0].reshape(SEQUENCES, LENGTH, HEADS, -1) for name in "qk")
+        q, k = (
+            model.linear(f"{block}.attn.{name}", normed)[0].reshape(SEQUENCES, LENGTH, HEADS, -1)
+            for name in "qk"
+        )
         s = np.einsum("bihc,bjhc->hbij", q, k) / np.sqrt(q.shape[-1])
-        log_prior = model.prior(f"{block}.attn.prior", LENGTH)[0] if model.config.attention == "goat" else np.zeros((HEADS, LENGTH, LENGTH))
+        log_prior = (
+            model.prior(f"{block}.attn.prior", LENGTH)[0]
+            if model.config.attention == "goat"
+            else np.zeros((HEADS, LENGTH, LENGTH))
+        )
         pi = softmax(np.where(causal, log_prior, -np.inf))[:, None]
         p = softmax(np.where(causal, s + log_prior[:, None], -np.inf))
         omega = np.where(causal, s, -np.inf).max(-1) - np.where(causal, s, np.inf).min(-1)
@@ -187,7 +227,12 @@ def test_a_model_without_a_learned_prior_has_only_the_signal(run_binary, tmp_pat
     tensors = load_file(next(run.glob("checkpoints/*/model.safetensors")))
     analysis = json.loads((out / "analysis.json").read_text())
     assert "spectrum" not in analysis
-    check_readings(tomllib.loads((run / "config.toml").read_text()), tensors, analysis, np.load(out / "signal_vs_sink.npy"))
+    check_readings(
+        tomllib.loads((run / "config.toml").read_text()),
+        tensors,
+        analysis,
+        np.load(out / "signal_vs_sink.npy"),
+    )
 
 
 def write_shard(path, tokens):
@@ -206,9 +251,14 @@ def test_missing_validation_data_leaves_out_the_signal_and_says_so(run_binary, t
     assert {path.name for path in (run / "analysis").iterdir()} == PRIOR_FILES | {"analysis.json"}
     assert np.load(run / "analysis" / "kappa.npy").shape[2] == TRAIN_LENGTH
 
-    run_binary("analyze", "--checkpoint", run, "--data", other, "--length", 80)  # the data hold only two sequences this long
+    run_binary(
+        "analyze", "--checkpoint", run, "--data", other, "--length", 80
+    )  # the data hold only two sequences this long
     assert np.load(run / "analysis" / "signal_vs_sink.npy").shape == (LAYERS, HEADS, 2, 80, 4)
-    assert "nothing.bin" in run_binary("analyze", "--checkpoint", run, "--data", tmp_path / "nothing.bin", code=3).stderr
+    assert (
+        "nothing.bin"
+        in run_binary("analyze", "--checkpoint", run, "--data", tmp_path / "nothing.bin", code=3).stderr
+    )
 
 
 def test_a_long_analysis_holds_only_the_start_of_the_log_prior(run_binary, tmp_path):
@@ -225,10 +275,17 @@ def test_a_long_analysis_holds_only_the_start_of_the_log_prior(run_binary, tmp_p
 def test_one_is_singular(run_binary, tmp_path):
     run = train(run_binary, tmp_path / "run", **{"model.layers": 1, "model.heads": 1, "model.width": 12})
     said = run_binary("analyze", "--checkpoint", run).stdout
-    for text in ("step 6: 1 layer, 1 head, attention goat", "relative part, 1 head\n", "4 sequences of them probed"):
+    for text in (
+        "step 6: 1 layer, 1 head, attention goat",
+        "relative part, 1 head\n",
+        "4 sequences of them probed",
+    ):
         assert text in said, said
     assert "1 heads" not in said and "1 layers" not in said
-    assert "the model has 1 layer; expected 0\n" in run_binary("analyze", "--checkpoint", run, "--layer", 1, code=2).stderr
+    assert (
+        "the model has 1 layer; expected 0\n"
+        in run_binary("analyze", "--checkpoint", run, "--layer", 1, code=2).stderr
+    )
 
 
 def test_long_work_tells_how_far_it_is(binary, run_binary, tmp_path):
@@ -239,7 +296,12 @@ def test_long_work_tells_how_far_it_is(binary, run_binary, tmp_path):
         "attention: ": ["analyze", "--checkpoint", probed, "--length", 60_000],
         "length 16: ": ["eval", "--checkpoint", run, "--tokens", 200_000_000],
     }
-    processes = [subprocess.Popen([binary, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for words in cases.values()]
+    processes = [
+        subprocess.Popen(
+            [binary, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for words in cases.values()
+    ]
     for start, process in zip(cases, processes, strict=True):
         line = process.stderr.readline()
         process.kill()
@@ -264,4 +326,9 @@ def test_bad_use_is_explained_and_writes_nothing(run_binary, tmp_path):
     for words, code, text in cases:
         assert text in run_binary("analyze", "--checkpoint", run, *words, code=code).stderr, words
     assert not (run / "analysis").exists()
+    write_shard(tmp_path / "train.bin", [1, 2, 3, 4] * 10)
+    shards = {"data.source": "shards", "data.train": tmp_path / "train.bin", "data.bos": 0, "data.seq_len": 1}
+    short = train(run_binary, tmp_path / "short", **shards)
+    stderr = run_binary("analyze", "--checkpoint", short, code=2).stderr
+    assert "--length 1 (the training length): expected 2 to 1048576" in stderr
     assert str(tmp_path / "none") in run_binary("analyze", "--checkpoint", tmp_path / "none", code=3).stderr

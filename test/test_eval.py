@@ -1,4 +1,4 @@
-"""`eval` from outside: its numbers against an independent float64 model, its files, what it says, and what it refuses."""
+"""`eval` from outside: its numbers against an independent float64 model, its files, and what it refuses."""
 
 import json
 import tomllib
@@ -50,7 +50,7 @@ def write_shard(path, tokens):
 
 
 def some_text(rng, count, vocab):
-    """Tokens in which some are frequent and many follow from the one before, so that there is something to learn."""
+    """Tokens of which some are frequent and many follow from the one before: there is something to learn."""
     fresh = rng.integers(vocab, size=count) * rng.integers(vocab, size=count) // vocab
     tokens = fresh.copy()
     for t in np.flatnonzero(rng.random(count) < 0.5)[1:]:
@@ -60,12 +60,20 @@ def some_text(rng, count, vocab):
 
 @pytest.fixture
 def train_run(run_binary, tmp_path):
-    """train_run(tokens, changes={}): trains MODEL with `changes` on the tokens, which are the validation data too; returns the run's folder."""
+    """train_run(tokens, changes={}): trains MODEL with `changes` on the tokens, also the validation data.
+
+    Returns the run's folder."""
 
     def train(tokens, changes={}):
         write_shard(tmp_path / "tokens.bin", tokens)
-        data = {"data.source": "shards", "data.train": tmp_path / "tokens.bin", "data.val": tmp_path / "tokens.bin"}
-        settings = [word for key, value in (MODEL | data | changes).items() for word in ("--set", f"{key}={value}")]
+        data = {
+            "data.source": "shards",
+            "data.train": tmp_path / "tokens.bin",
+            "data.val": tmp_path / "tokens.bin",
+        }
+        settings = [
+            word for key, value in (MODEL | data | changes).items() for word in ("--set", f"{key}={value}")
+        ]
         run_binary("--config", "copy_mixture", "--device", "cpu", "--out", tmp_path / "run", *settings)
         return tmp_path / "run"
 
@@ -73,7 +81,7 @@ def train_run(run_binary, tmp_path):
 
 
 def reference_model(run):
-    """The model a run's files describe, in float64: config.toml and model.safetensors are all that is used."""
+    """The model a run's files describe, in float64; only config.toml and model.safetensors are used."""
     config = tomllib.loads((run / "config.toml").read_text())
     newest = max((run / "checkpoints").glob("step_*/model.safetensors"))
     return Model(ModelConfig.from_run(config), load_file(newest))
@@ -107,7 +115,17 @@ def test_every_tokens_loss_equals_float64_from_the_files_of_the_run_also_beyond_
 ):
     tokens = some_text(rng, 24 * 20 + 7, 50)
     run = train_run(tokens, VARIANTS[variant])
-    run_binary("eval", "--checkpoint", run, "--lengths", "12,24,96", "--per-token", tmp_path / "nll.npy", "--json", tmp_path / "eval.json")
+    run_binary(
+        "eval",
+        "--checkpoint",
+        run,
+        "--lengths",
+        "12,24,96",
+        "--per-token",
+        tmp_path / "nll.npy",
+        "--json",
+        tmp_path / "eval.json",
+    )
     model = reference_model(run)
     block = tomllib.loads((run / "config.toml").read_text())["data"]["block"]
     results = json.loads((tmp_path / "eval.json").read_text())["results"]
@@ -122,10 +140,22 @@ def test_every_tokens_loss_equals_float64_from_the_files_of_the_run_also_beyond_
         assert line["perplexity"] == pytest.approx(np.exp(want.mean()), rel=1e-5)
 
 
-def test_results_files_and_table_agree_and_every_length_sees_the_same_tokens(train_run, run_binary, tmp_path, rng):
+def test_results_files_and_table_agree_and_every_length_sees_the_same_tokens(
+    train_run, run_binary, tmp_path, rng
+):
     tokens = some_text(rng, 500, 50)
     run = train_run(tokens, {"data.block": "bos"})
-    result = run_binary("eval", "--checkpoint", run, "--lengths", "48,24,6", "--per-token", tmp_path / "nll.npy", "--json", tmp_path / "eval.json")
+    result = run_binary(
+        "eval",
+        "--checkpoint",
+        run,
+        "--lengths",
+        "48,24,6",
+        "--per-token",
+        tmp_path / "nll.npy",
+        "--json",
+        tmp_path / "eval.json",
+    )
     report = json.loads((tmp_path / "eval.json").read_text())
     assert report["step"] == 12 and report["train_length"] == 24 and report["protocol"] == "recut"
     assert report["tokens_left_out"] == 500 - 480 and "20 at the end left out" in result.stdout
@@ -144,9 +174,13 @@ def test_results_files_and_table_agree_and_every_length_sees_the_same_tokens(tra
     assert {path.name for path in tmp_path.glob("*.npy")} == {"nll_48.npy", "nll_24.npy", "nll_6.npy"}
 
 
-def test_the_training_length_is_the_default_and_gives_the_runs_validation_loss(train_run, run_binary, tmp_path, rng):
+def test_the_training_length_is_the_default_and_gives_the_runs_validation_loss(
+    train_run, run_binary, tmp_path, rng
+):
     run = train_run(some_text(rng, 6 * 24, 50))  # eval.tokens: all that there is
-    run_binary("eval", "--checkpoint", run, "--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy")
+    run_binary(
+        "eval", "--checkpoint", run, "--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy"
+    )
     (line,) = json.loads((tmp_path / "eval.json").read_text())["results"]
     assert (line["length"], line["sequences"]) == (24, 6)
     assert line["nll"] == pytest.approx(json.loads((run / "summary.json").read_text())["val_loss"], abs=1e-6)
@@ -159,8 +193,20 @@ def test_other_data_fewer_tokens_and_the_papers_protocol(train_run, run_binary, 
         write_shard(tmp_path / f"other_{n}.bin", some_text(rng, 1500, 50))
 
     def results(*arguments):
-        run_binary("eval", "--checkpoint", run, "--data", tmp_path / "other_*.bin", "--json", tmp_path / "eval.json", *arguments)
-        return [(line["length"], line["sequences"]) for line in json.loads((tmp_path / "eval.json").read_text())["results"]]
+        run_binary(
+            "eval",
+            "--checkpoint",
+            run,
+            "--data",
+            tmp_path / "other_*.bin",
+            "--json",
+            tmp_path / "eval.json",
+            *arguments,
+        )
+        return [
+            (line["length"], line["sequences"])
+            for line in json.loads((tmp_path / "eval.json").read_text())["results"]
+        ]
 
     assert results("--lengths", "24,48") == [(24, 124), (48, 62)]
     assert results("--lengths", "24,48", "--tokens", "200") == [(24, 8), (48, 4)]
@@ -180,8 +226,12 @@ def test_a_glob_that_the_shell_expands_means_the_same_as_one_in_quotes(train_run
     quoted = loss("--checkpoint", run, "--data", tmp_path / "more_*.bin")
     assert quoted["tokens"] == 720
     assert quoted == loss("--checkpoint", run, "--data", *names)
-    assert quoted == loss("--data", *reversed(names), "--checkpoint", run)  # in whatever order, before whatever follows
-    assert quoted == loss("--data", names[1], "--checkpoint", run, "--data", tmp_path / "more_*.bin")  # each shard once
+    assert quoted == loss(
+        "--data", *reversed(names), "--checkpoint", run
+    )  # in whatever order, before whatever follows
+    assert quoted == loss(
+        "--data", names[1], "--checkpoint", run, "--data", tmp_path / "more_*.bin"
+    )  # each shard once
     assert loss("--checkpoint", run, "--data", *names[:2])["tokens"] == 480
     stderr = run_binary("eval", "--checkpoint", run, "--data", *names, tmp_path / "none.bin", code=3).stderr
     assert f"--data '{tmp_path}/none.bin': no file matches" in stderr
@@ -196,11 +246,18 @@ def test_relative_validation_data_are_found_from_every_folder(binary, run_comman
     (project / "data").mkdir(parents=True)
     elsewhere.mkdir()
     write_shard(project / "data/tokens.bin", some_text(rng, 300, 50))
-    data = {"data.source": "shards", "data.train": "data/*.bin", "data.val": "data/tok*.bin", "train.steps": 2}
+    data = {
+        "data.source": "shards",
+        "data.train": "data/*.bin",
+        "data.val": "data/tok*.bin",
+        "train.steps": 2,
+    }
     settings = [word for key, value in (MODEL | data).items() for word in ("--set", f"{key}={value}")]
 
     def call(folder, *words, code=0):
-        return run_command(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", folder, binary, *words], code=code)
+        return run_command(
+            ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", folder, binary, *words], code=code
+        )
 
     def loss(folder, run):
         call(folder, "eval", "--checkpoint", run, "--json", tmp_path / "eval.json")
@@ -211,7 +268,9 @@ def test_relative_validation_data_are_found_from_every_folder(binary, run_comman
         assert loss(elsewhere, project / out) == loss(project, project / out)
     write_shard(tmp_path / "here.bin", some_text(rng, 300, 50))
     (elsewhere / "data").mkdir()
-    (tmp_path / "here.bin").rename(elsewhere / "data/tokens.bin")  # of the same name, where the command is given
+    (tmp_path / "here.bin").rename(
+        elsewhere / "data/tokens.bin"
+    )  # of the same name, where the command is given
     assert "not those" in call(elsewhere, "eval", "--checkpoint", project / "runs/a").stderr
     (elsewhere / "data/tokens.bin").unlink()
     assert "not those" not in call(elsewhere, "eval", "--checkpoint", project / "runs/a").stderr
@@ -222,20 +281,38 @@ def test_relative_validation_data_are_found_from_every_folder(binary, run_comman
     call(elsewhere, "analyze", "--checkpoint", moved / "runs/a")
     assert (moved / "runs/a/analysis/signal_vs_sink.npy").exists()
     stderr = call(elsewhere, "eval", "--checkpoint", tmp_path / "far/away", code=3).stderr
-    for word in ("data/tok*.bin", "the current folder", str(project), str(tmp_path / "far/away"), "--data GLOB"):
+    for word in (
+        "data/tok*.bin",
+        "the current folder",
+        str(project),
+        str(tmp_path / "far/away"),
+        "--data GLOB",
+    ):
         assert word in stderr, stderr
 
 
-def test_validation_during_training_is_the_same_number_and_eval_says_how(train_run, run_binary, tmp_path, rng):
+def test_validation_during_training_is_the_same_number_and_eval_says_how(
+    train_run, run_binary, tmp_path, rng
+):
     run = train_run(some_text(rng, 30 * 24, 50), {"eval.tokens": 5 * 24 + 7})
     said = run_binary("eval", "--checkpoint", run).stdout
-    assert "validation during training used the first 120 tokens: --lengths 24 --tokens 120 gives the same loss" in said
-    said = run_binary("eval", "--checkpoint", run, "--lengths", 24, "--tokens", 120, "--json", tmp_path / "eval.json").stdout
+    assert (
+        "validation during training used the first 120 tokens: --lengths 24 --tokens 120 gives the same loss"
+        in said
+    )
+    said = run_binary(
+        "eval", "--checkpoint", run, "--lengths", 24, "--tokens", 120, "--json", tmp_path / "eval.json"
+    ).stdout
     assert "validation during training" not in said
     report = json.loads((tmp_path / "eval.json").read_text())
     assert report["validation_tokens"] == 120
-    assert report["results"][0]["nll"] == pytest.approx(json.loads((run / "summary.json").read_text())["val_loss"], abs=1e-6)
-    assert "validation during training" not in run_binary("eval", "--checkpoint", run, "--data", tmp_path / "tokens.bin").stdout
+    assert report["results"][0]["nll"] == pytest.approx(
+        json.loads((run / "summary.json").read_text())["val_loss"], abs=1e-6
+    )
+    assert (
+        "validation during training"
+        not in run_binary("eval", "--checkpoint", run, "--data", tmp_path / "tokens.bin").stdout
+    )
 
 
 def test_a_model_that_is_passed_on_needs_no_optimizer_state(train_run, run_binary, tmp_path, rng):
@@ -262,7 +339,9 @@ def test_a_model_that_is_passed_on_needs_no_optimizer_state(train_run, run_binar
 
 
 @pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
-def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_step_is_said(train_run, run_binary, rng, command):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_step_is_said(
+    train_run, run_binary, rng, command
+):
     run = train_run(some_text(rng, 200, 50), {"train.steps": 6, "checkpoint.interval": 2})
     newest, before = run / "checkpoints/step_00000006", run / "checkpoints/step_00000004"
     (newest / "model.safetensors").write_bytes(b"cut short")
@@ -271,7 +350,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_step_is_said(tra
     result = run_binary(command, "--checkpoint", run, *options)
     assert "warning:" in result.stderr and "step_00000006/model.safetensors" in result.stderr
     assert "step_00000004, step 4" in (result.stderr if command == "sample" else result.stdout)
-    assert "step_00000006" in run_binary(command, "--checkpoint", newest, *options, code=3).stderr  # a step that is named is not replaced
+    assert (
+        "step_00000006" in run_binary(command, "--checkpoint", newest, *options, code=3).stderr
+    )  # a step that is named is not replaced
     for step in (before, run / "checkpoints/step_00000002"):
         (step / "state.json").unlink()
     stderr = run_binary(command, "--checkpoint", run, *options, code=3).stderr
@@ -284,7 +365,17 @@ def test_generated_data_are_the_validation_sequences_of_the_run(run_binary, tmp_
     run = tmp_path / "run"
     settings = [word for key, value in MODEL.items() for word in ("--set", f"{key}={value}")]
     run_binary("--config", "copy_mixture", "--device", "cpu", "--out", run, *settings)
-    result = run_binary("eval", "--checkpoint", run, "--lengths", "24,72", "--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy")
+    result = run_binary(
+        "eval",
+        "--checkpoint",
+        run,
+        "--lengths",
+        "24,72",
+        "--json",
+        tmp_path / "eval.json",
+        "--per-token",
+        tmp_path / "nll.npy",
+    )
     summary = json.loads((run / "summary.json").read_text())
     lines = json.loads((tmp_path / "eval.json").read_text())["results"]
     assert [(line["length"], line["sequences"]) for line in lines] == [(24, 6), (72, 2)]
@@ -295,14 +386,22 @@ def test_generated_data_are_the_validation_sequences_of_the_run(run_binary, tmp_
     data = tomllib.loads((run / "config.toml").read_text())["data"]
     source = CopyMixture(50, 72, **data["copy_mixture"], seed=1)
     x = np.stack([source.tokens(VALIDATION_BIT | n) for n in range(2)])
-    assert np.abs(np.load(tmp_path / "nll_72.npy") - token_losses(reference_model(run), x[:, :-1], x[:, 1:])).max() <= 1e-4
+    assert (
+        np.abs(
+            np.load(tmp_path / "nll_72.npy") - token_losses(reference_model(run), x[:, :-1], x[:, 1:])
+        ).max()
+        <= 1e-4
+    )
 
 
 def test_bits_per_byte_for_a_vocabulary_of_bytes(train_run, run_binary, tmp_path, rng):
     run = train_run(some_text(rng, 300, 256), {"model.vocab": 256, "train.steps": 2})
     result = run_binary("eval", "--checkpoint", run, "--json", tmp_path / "eval.json")
     (line,) = json.loads((tmp_path / "eval.json").read_text())["results"]
-    assert line["bits_per_byte"] == pytest.approx(line["nll"] / np.log(2), rel=1e-12) and "bits/byte" in result.stdout
+    assert (
+        line["bits_per_byte"] == pytest.approx(line["nll"] / np.log(2), rel=1e-12)
+        and "bits/byte" in result.stdout
+    )
 
 
 def test_bad_input_is_explained_and_leaves_no_file(train_run, run_binary, tmp_path, rng):
@@ -333,7 +432,9 @@ def test_bad_input_is_explained_and_leaves_no_file(train_run, run_binary, tmp_pa
         (3, ["--data", tmp_path / "foreign.bin"], ["foreign.bin", "50", "vocabulary"]),
         (3, ["--data", tmp_path / "bad_end.bin", "--tokens", "24"], ["bad_end.bin", "199", "50"]),
     ]:
-        options = arguments if {"--json", "--per-token"} & set(map(str, arguments)) else [*arguments, *json_file]
+        options = (
+            arguments if {"--json", "--per-token"} & set(map(str, arguments)) else [*arguments, *json_file]
+        )
         stderr = run_binary("eval", "--checkpoint", run, *options, code=code).stderr
         for word in words:
             assert word in stderr, stderr
@@ -343,12 +444,18 @@ def test_bad_input_is_explained_and_leaves_no_file(train_run, run_binary, tmp_pa
     assert "--checkpoint" in run_binary("eval", code=2).stderr
 
 
-def test_a_run_without_validation_data_or_with_generated_data_says_what_data_it_takes(train_run, run_binary, tmp_path, rng):
+def test_a_run_without_validation_data_or_with_generated_data_says_what_data_it_takes(
+    train_run, run_binary, tmp_path, rng
+):
     tokens = some_text(rng, 200, 50)
     run = train_run(tokens, {"data.val": "", "train.steps": 2})
     assert "--data" in run_binary("eval", "--checkpoint", run, code=2).stderr
     run_binary("eval", "--checkpoint", run, "--data", tmp_path / "tokens.bin")
-    settings = [word for key, value in (MODEL | {"train.steps": 2}).items() for word in ("--set", f"{key}={value}")]
+    settings = [
+        word for key, value in (MODEL | {"train.steps": 2}).items() for word in ("--set", f"{key}={value}")
+    ]
     run_binary("--config", "copy_mixture", "--out", tmp_path / "generated", *settings)
-    refused = run_binary("eval", "--checkpoint", tmp_path / "generated", "--data", tmp_path / "tokens.bin", code=2)
+    refused = run_binary(
+        "eval", "--checkpoint", tmp_path / "generated", "--data", tmp_path / "tokens.bin", code=2
+    )
     assert "copy_mixture" in refused.stderr

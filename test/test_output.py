@@ -1,10 +1,11 @@
-"""What commands print and where they write: full disks, closed pipes and descriptors, devices, links, and files that are replaced."""
+"""What commands print and where they write: full disks, closed pipes and descriptors, devices, links."""
 
 import json
 import os
 import resource
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -60,15 +61,41 @@ def test_a_reader_that_leaves_is_no_failure(binary, run, tmp_path, command):
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", ">&- 2>&- <&-", "| true"])
 def test_training_needs_nobody_who_reads(binary, run_binary, tmp_path, redirection):
     words = [str(word) for word in (binary, *tiny_run(tmp_path / "run"))]
-    script = f'"$@" {redirection}' if "|" not in redirection else '{ "$@"; echo $? > code; } | true; exit $(cat code)'
-    result = subprocess.run(["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    piped = '{ "$@"; echo $? > code; } | true; exit $(cat code)'
+    script = piped if "|" in redirection else f'"$@" {redirection}'
+    result = subprocess.run(
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
     assert result.returncode == 0, result.stderr
-    assert len(metrics_of(tmp_path / "run")) == 12 and json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 12
+    assert len(metrics_of(tmp_path / "run")) == 12
+    assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 12
     run_binary("eval", "--checkpoint", tmp_path / "run")
 
 
-def test_no_file_gets_the_number_of_a_closed_descriptor(binary, run, tmp_path):
-    words = ["eval", "--checkpoint", run, "--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy"]
+@pytest.mark.parametrize("closed", [[1], [0, 1, 2]])
+def test_no_file_of_a_run_gets_the_number_of_a_closed_descriptor(binary, tmp_path, closed):
+    words = [str(word) for word in (binary, *tiny_run(tmp_path / "run", train__steps=1_000_000))]
+    redirection = {0: "<&-", 1: ">&-", 2: "2>&-"}
+    script = 'exec "$@" ' + " ".join(redirection[number] for number in closed)
+    process = subprocess.Popen(["sh", "-c", script, "sh", *words], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (tmp_path / "run/metrics.jsonl").exists():
+        time.sleep(0.01)
+    descriptors = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in closed]
+    process.kill()
+    process.wait()
+    assert descriptors == ["/dev/null"] * len(closed)
+
+
+def test_results_are_whole_although_every_standard_descriptor_is_closed(binary, run, tmp_path):
+    words = [
+        "eval",
+        "--checkpoint",
+        run,
+        "--json",
+        tmp_path / "eval.json",
+        "--per-token",
+        tmp_path / "nll.npy",
+    ]
     assert call(binary, words, None, ">&- 2>&- <&-")[0] == 1
     assert json.loads((tmp_path / "eval.json").read_text())["step"] == 12
     assert np.load(tmp_path / "nll.npy").shape == (12, 16)
@@ -81,7 +108,9 @@ def test_results_go_through_pipes_devices_and_links_and_never_replace_them(binar
     os.mkfifo(tmp_path / "fifo")
     for option in ("--json", "--per-token"):
         received = []
-        reader = threading.Thread(target=lambda: received.append((tmp_path / "fifo").read_bytes()), daemon=True)
+        reader = threading.Thread(
+            target=lambda: received.append((tmp_path / "fifo").read_bytes()), daemon=True
+        )
         reader.start()
         evaluate(option, tmp_path / "fifo")
         reader.join(timeout=30)
@@ -92,7 +121,9 @@ def test_results_go_through_pipes_devices_and_links_and_never_replace_them(binar
     (tmp_path / "link").symlink_to("there/eval.json")
     for _ in range(2):  # the link leads to no file at first
         evaluate("--json", tmp_path / "link")
-        assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "there/eval.json").read_text())["step"] == 12
+        assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "there/eval.json").read_text())[
+            "step"
+        ] == 12
 
     said = evaluate("--json", "/dev/stdout").stdout
     table, report = said.split("{", 1)
@@ -138,7 +169,14 @@ def test_a_full_disk_leaves_the_old_analysis(binary, run_binary, run, tmp_path):
 
 @pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
 def test_an_empty_name_is_refused_rather_than_taken_for_the_default(run_binary, run, command):
-    options = {"eval": ["--data", "--json", "--per-token"], "analyze": ["--data", "--out"], "sample": ["--json", "--tokenizer-dir", "--prompt-file"]}
+    options = {
+        "eval": ["--data", "--json", "--per-token"],
+        "analyze": ["--data", "--out"],
+        "sample": ["--json", "--tokenizer-dir", "--prompt-file"],
+    }
     for option in options[command]:
-        assert f"{option}: the name is empty" in run_binary(command, "--checkpoint", run, option, "", code=2).stderr
+        assert (
+            f"{option}: the name is empty"
+            in run_binary(command, "--checkpoint", run, option, "", code=2).stderr
+        )
     assert "--checkpoint: the name is empty" in run_binary(command, "--checkpoint", "", code=2).stderr

@@ -1,4 +1,4 @@
-"""`sample` as a user meets it: the same text with and without the KV cache, streaming, tokenizers, closed pipes, bad options."""
+"""`sample` as a user meets it: the same text with and without the cache, streaming, prompts, tokenizers."""
 
 import json
 import os
@@ -39,9 +39,18 @@ def write_shard(path, tokens):
 def train_on(binary, folder, tokens, **settings):
     """A small model of a token stream; returns its run folder."""
     write_shard(folder / "train_000000.bin", tokens)
-    settings = SHARDS | {"data.train": folder / "train_*.bin", "data.val": ""} | {key.replace("__", "."): value for key, value in settings.items()}
+    settings = (
+        SHARDS
+        | {"data.train": folder / "train_*.bin", "data.val": ""}
+        | {key.replace("__", "."): value for key, value in settings.items()}
+    )
     run = folder / "run"
-    subprocess.run([binary, "--config", "shakespeare", "--out", run, *flags(settings)], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [binary, "--config", "shakespeare", "--out", run, *flags(settings)],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     return run
 
 
@@ -66,13 +75,17 @@ def sample(binary):
 HOT = ["--temperature", "4"]  # for a model that knows its text by heart
 
 
-@pytest.mark.parametrize("rule", [["--temperature", "0"], HOT, [*HOT, "--top-k", "5"], [*HOT, "--top-p", "0.9"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "rule", [["--temperature", "0"], HOT, [*HOT, "--top-k", "5"], [*HOT, "--top-p", "0.9"]], ids=" ".join
+)
 def test_the_same_text_with_and_without_the_cache(sample, byte_run, rule):
-    """The two round differently: where a draw falls on the border of two tokens, their texts may part by right. That is rare; a fault parts them all."""
+    """The two round differently: where a draw falls on the border of two tokens, their texts may part
+    by right. That is rare; a fault parts them all."""
     seeds = range(1, 7)
     texts, same = set(), 0
     for seed in seeds:
-        options = ["--prompt", "Die Ziege", "--tokens", 100, "--seed", seed, *rule]  # the training length is 32
+        # the training length is 32
+        options = ["--prompt", "Die Ziege", "--tokens", 100, "--seed", seed, *rule]
         cached, _ = sample(byte_run, *options)
         assert cached == sample(byte_run, *options)[0]
         same += cached == sample(byte_run, *options, "--no-cache")[0]
@@ -92,7 +105,9 @@ def test_stdout_is_the_prompt_and_as_many_bytes_as_asked_for(sample, byte_run):
 def test_a_model_that_knows_its_text_by_heart_continues_it(sample, byte_run):
     out, _ = sample(byte_run, "--prompt", TEXT, "--tokens", len(TEXT.encode()) + 12, "--temperature", 0)
     assert out == (TEXT + TEXT).encode() + TEXT.encode()[:12]
-    out, _ = sample(byte_run, "--temperature", 0, "--tokens", 20)  # no prompt: after a newline, which is not shown
+    out, _ = sample(
+        byte_run, "--temperature", 0, "--tokens", 20
+    )  # no prompt: after a newline, which is not shown
     assert TEXT.encode().startswith(out)
 
 
@@ -104,9 +119,14 @@ def test_prompts_come_from_a_file_or_from_stdin_byte_by_byte(binary, sample, byt
     assert wanted.startswith(prompt) and len(wanted) == len(prompt) + 20
     for words in (["--prompt", "-"], ["--prompt-file", "-"]):
         argv = [str(word) for word in (binary, "sample", "--checkpoint", byte_run, *options, *words)]
-        assert subprocess.run(argv, input=prompt, capture_output=True, check=True, timeout=60).stdout == wanted
+        assert (
+            subprocess.run(argv, input=prompt, capture_output=True, check=True, timeout=60).stdout == wanted
+        )
     (tmp_path / "line").write_text("Die Ziege\n")
-    assert sample(byte_run, *options, "--prompt-file", tmp_path / "line")[0] == sample(byte_run, *options, "--prompt", "Die Ziege\n")[0]
+    assert (
+        sample(byte_run, *options, "--prompt-file", tmp_path / "line")[0]
+        == sample(byte_run, *options, "--prompt", "Die Ziege\n")[0]
+    )
     for words, text in [
         (["--prompt-file", tmp_path / "none"], "No such file"),
         (["--prompt-file", tmp_path], "Is a directory"),
@@ -120,11 +140,17 @@ def test_several_samples_are_those_of_the_seeds_that_follow(sample, byte_run, tm
     alone = [sample(byte_run, *options, "--seed", seed)[0] for seed in (7, 8, 9)]
     assert len(set(alone)) == 3
     out, err = sample(byte_run, *options, "--seed", 7, "--samples", 3, "--json", tmp_path / "samples.json")
-    assert out == b"".join(b"=== sample %d of 3, seed %d\n%b\n" % (i + 1, i + 7, text) for i, text in enumerate(alone))
+    assert out == b"".join(
+        b"=== sample %d of 3, seed %d\n%b\n" % (i + 1, i + 7, text) for i, text in enumerate(alone)
+    )
     assert out == sample(byte_run, *options, "--seed", 7, "--samples", 3, "--no-cache")[0]
     assert err.count("made: 40 tokens") == 3
     entries = json.loads((tmp_path / "samples.json").read_text())
-    assert [(entry["sample"], entry["seed"], entry["prompt"]) for entry in entries] == [(1, 7, "Die Ziege"), (2, 8, "Die Ziege"), (3, 9, "Die Ziege")]
+    assert [(entry["sample"], entry["seed"], entry["prompt"]) for entry in entries] == [
+        (1, 7, "Die Ziege"),
+        (2, 8, "Die Ziege"),
+        (3, 9, "Die Ziege"),
+    ]
     for entry, text in zip(entries, alone, strict=True):
         assert bytes(entry["tokens"]) == text[len("Die Ziege") :]
         assert entry["text"] == text[len("Die Ziege") :].decode(errors="replace")
@@ -132,7 +158,19 @@ def test_several_samples_are_those_of_the_seeds_that_follow(sample, byte_run, tm
 
 def test_output_comes_as_it_is_made_and_in_whole_characters(binary, byte_run):
     process = subprocess.Popen(
-        [binary, "sample", "--checkpoint", byte_run, "--prompt", "🐐", "--temperature", "0", "--tokens", "1500", "--no-cache"],
+        [
+            binary,
+            "sample",
+            "--checkpoint",
+            byte_run,
+            "--prompt",
+            "🐐",
+            "--temperature",
+            "0",
+            "--tokens",
+            "1500",
+            "--no-cache",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
@@ -148,13 +186,17 @@ def test_output_comes_as_it_is_made_and_in_whole_characters(binary, byte_run):
 
 
 def test_half_a_character_passes_at_the_end(sample, byte_run):
-    out, _ = sample(byte_run, "--prompt", b"\xf0\x9f".decode(errors="surrogateescape"), "--temperature", 0, "--tokens", 1)
+    out, _ = sample(
+        byte_run, "--prompt", b"\xf0\x9f".decode(errors="surrogateescape"), "--temperature", 0, "--tokens", 1
+    )
     assert out == b"\xf0\x9f\x90"
 
 
 def test_a_reader_that_leaves_stops_it_quietly(binary, byte_run):
     process = subprocess.Popen(
-        [binary, "sample", "--checkpoint", byte_run, "--tokens", "20000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [binary, "sample", "--checkpoint", byte_run, "--tokens", "20000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout.read(10)
     process.stdout.close()
@@ -165,7 +207,12 @@ def test_a_reader_that_leaves_stops_it_quietly(binary, byte_run):
 
 def test_a_full_disk_is_an_error(binary, byte_run):
     with open("/dev/full", "wb") as full:
-        result = subprocess.run([binary, "sample", "--checkpoint", byte_run, "--tokens", "5"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+        result = subprocess.run(
+            [binary, "sample", "--checkpoint", byte_run, "--tokens", "5"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
     assert result.returncode == 1 and b"cannot write to stdout" in result.stderr
 
 
@@ -187,12 +234,22 @@ def spelled(byte):
 
 @pytest.fixture(scope="module")
 def bpe_run(binary, tmp_path_factory):
-    """(run, tokenizer folder): documents "ab, c" in a vocabulary of bytes, "ab" (256) and <|endoftext|> (257), padded to 400."""
+    """(run, tokenizer folder): documents "ab, c" of bytes, "ab" (256) <|endoftext|> (257), padded to 400."""
     folder = tmp_path_factory.mktemp("bpe")
     ids = {spelled(byte): byte for byte in range(256)} | {"ab": 256, "<|endoftext|>": 257}
     (folder / "encoder.json").write_text(json.dumps(ids))
     (folder / "vocab.bpe").write_text("#version: 0.2\na b\n", encoding="utf-8")
-    return train_on(binary, folder, [257, 256, ord(","), ord(" "), ord("c")] * 200, model__vocab=400, data__block="bos", data__bos=257), folder
+    return (
+        train_on(
+            binary,
+            folder,
+            [257, 256, ord(","), ord(" "), ord("c")] * 200,
+            model__vocab=400,
+            data__block="bos",
+            data__bos=257,
+        ),
+        folder,
+    )
 
 
 def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe_run):
@@ -203,7 +260,9 @@ def test_gpt2_tokenizer_starts_from_bos_and_stops_at_the_end_of_text(sample, bpe
     assert "prompt: 2 tokens" in err and "made: 4 tokens" in err
     assert out == sample(run, *options, "--prompt", "ab", "--no-cache")[0]
     out, err = sample(run, *options)
-    assert out and b"ab, c<|endoftext|>".endswith(out)  # training blocks, and so what follows their BOS, begin anywhere in a document
+    assert out and b"ab, c<|endoftext|>".endswith(
+        out
+    )  # training blocks, and so what follows their BOS, begin anywhere in a document
     assert "prompt: 1 token in" in err
 
 
@@ -223,8 +282,12 @@ def test_the_vocabulary_is_remembered_in_the_run(sample, bpe_run, tmp_path):
     assert gpt2_sample(sample, run)[0] == wanted
     shutil.copytree(files, tmp_path / "others", ignore=shutil.ignore_patterns("run"))
     ids = json.loads((tmp_path / "others/encoder.json").read_text())
-    (tmp_path / "others/encoder.json").write_text(json.dumps(ids | {"<|endoftext|>": ids["ab"], "ab": ids["<|endoftext|>"]}))
-    assert gpt2_sample(sample, run, "--tokenizer-dir", tmp_path / "others")[0] != wanted  # what is named goes first,
+    (tmp_path / "others/encoder.json").write_text(
+        json.dumps(ids | {"<|endoftext|>": ids["ab"], "ab": ids["<|endoftext|>"]})
+    )
+    assert (
+        gpt2_sample(sample, run, "--tokenizer-dir", tmp_path / "others")[0] != wanted
+    )  # what is named goes first,
     assert gpt2_sample(sample, run)[0] == wanted  # and what is remembered stays
     (run / "tokenizer/vocab.bpe").unlink()
     (run / "tokenizer/encoder.json").unlink()
@@ -235,7 +298,15 @@ def test_the_vocabulary_is_remembered_in_the_run(sample, bpe_run, tmp_path):
 
 
 def test_the_vocabulary_beside_the_training_shards_is_found(binary, sample, bpe_run, tmp_path):
-    run = train_on(binary, tmp_path, [257, 256, ord(","), ord(" "), ord("c")] * 50, model__vocab=400, data__block="bos", data__bos=257, train__steps=6)
+    run = train_on(
+        binary,
+        tmp_path,
+        [257, 256, ord(","), ord(" "), ord("c")] * 50,
+        model__vocab=400,
+        data__block="bos",
+        data__bos=257,
+        train__steps=6,
+    )
     assert "--tokenizer-dir" in gpt2_sample(sample, run, code=2)[1]
     shutil.copytree(bpe_run[1], tmp_path / "tokenizer", ignore=shutil.ignore_patterns("run"))
     assert gpt2_sample(sample, run)[0].startswith(b"ab")
@@ -246,14 +317,25 @@ def test_padding_of_the_vocabulary_is_never_drawn(sample, bpe_run):
     run, folder = bpe_run
     made = 0
     for seed in range(20):  # 142 of 400 ids have no text; a hot draw would soon meet one
-        _, err = sample(run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, "--temperature", 1e6, "--seed", seed)
+        _, err = sample(
+            run, "--tokenizer", "gpt2", "--tokenizer-dir", folder, "--temperature", 1e6, "--seed", seed
+        )
         made += int(err.split("made: ")[1].split()[0])
     assert made > 300
 
 
 @pytest.mark.skipif(not GPT2_FILES.is_dir(), reason="GPT-2's tokenizer files are not at hand")
 def test_gpt2_run_with_the_published_tokenizer(binary, sample, tmp_path):
-    run = train_on(binary, tmp_path, [50256, 15496, 995] * 100, model__vocab=50257, train__steps=30, train__batch=2, data__block="bos", data__bos=50256)
+    run = train_on(
+        binary,
+        tmp_path,
+        [50256, 15496, 995] * 100,
+        model__vocab=50257,
+        train__steps=30,
+        train__batch=2,
+        data__block="bos",
+        data__bos=50256,
+    )
     assert "--tokenizer-dir" in sample(run, code=2)[1]
     out, err = sample(run, "--tokenizer-dir", GPT2_FILES, "--prompt", "Hello", "--temperature", 0)
     assert out == b"Hello world<|endoftext|>"
@@ -283,7 +365,9 @@ def test_gpt2_run_with_the_published_tokenizer(binary, sample, tmp_path):
 )
 def test_a_bad_option_is_named(binary, byte_run, option, value, code):
     checkpoint = [] if option == "--checkpoint" else ["--checkpoint", byte_run]
-    result = subprocess.run([binary, "sample", *checkpoint, f"{option}={value}"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [binary, "sample", *checkpoint, f"{option}={value}"], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == code and result.stdout == ""
     assert option in result.stderr and value.lstrip("-")[:5] in result.stderr
 
