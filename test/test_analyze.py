@@ -296,19 +296,24 @@ def test_long_work_tells_how_far_it_is(binary, run_binary, tmp_path):
         "attention: ": ["analyze", "--checkpoint", probed, "--length", 60_000],
         "length 16: ": ["eval", "--checkpoint", run, "--tokens", 200_000_000],
     }
-    processes = [
-        subprocess.Popen(
-            [binary, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for words in cases.values()
-    ]
-    for start, process in zip(cases, processes, strict=True):
-        line = process.stderr.readline()
-        process.kill()
-        process.wait()
-        process.stderr.close()
-        assert re.fullmatch(re.escape(start) + r"\d+%  \d+ (keys|tokens)/s(  ETA .+)?\n", line), line
-        assert "ETA" in line or start == "attention: "  # whose first pass through the model may take longer
+    processes = []
+    try:
+        for words in cases.values():
+            argv = [binary, *map(str, words)]
+            processes.append(
+                subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            )
+        for start, process in zip(cases, processes, strict=True):
+            line = process.stderr.readline()
+            assert re.fullmatch(re.escape(start) + r"\d+%  \d+ (keys|tokens)/s(  ETA .+)?\n", line), line
+            assert (
+                "ETA" in line or start == "attention: "
+            )  # whose first pass through the model may take longer
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stderr.close()
 
 
 def test_bad_use_is_explained_and_writes_nothing(run_binary, tmp_path):
