@@ -9,10 +9,10 @@ mkdir -p "$out"
 
 declare -A sources=(
   [config]="train/config.cpp train/config_keys.cpp train/config_validate.cpp train/presets.cpp"
-  [safetensors]="train/safetensors.cpp train/files.cpp"
+  [safetensors]="train/safetensors.cpp train/files.cpp data/checksum.cpp"
   [manifest]="train/checkpoint.cpp train/safetensors.cpp train/files.cpp train/parameters.cpp train/memory.cpp train/config.cpp train/config_keys.cpp
-              train/config_validate.cpp train/presets.cpp kernels/tensor.cpp"
-  [shard]="data/shard.cpp data/shard_source.cpp"
+              train/config_validate.cpp train/presets.cpp kernels/tensor.cpp data/checksum.cpp"
+  [shard]="data/shard.cpp data/shard_meta.cpp data/shard_source.cpp data/checksum.cpp"
 )
 
 build() {
