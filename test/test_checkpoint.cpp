@@ -2,13 +2,16 @@
 
 #include "train/checkpoint.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "data/checksum.h"
 #include "data/token_source.h"
 #include "test/catch.h"
+#include "test/failing_device.h"
 #include "test/operand.h"
 #include "test/temporary_folder.h"
 #include "train/files.h"
@@ -161,6 +164,43 @@ TEST_CASE("checkpoint: cleaning up keeps the newest, milestones, and whatever is
   CHECK(run.steps().size() == 3);
 }
 
+TEST_CASE("checkpoint: cleaning up never counts damaged ones that are newer than the one just saved") {
+  Run run;
+  for (const std::int64_t step : {1, 2, 3, 8, 9}) run.save(step);
+  for (const char* damaged : {"step_00000008", "step_00000009"})
+    change_byte(run.folder.path() / "checkpoints" / damaged / "model.safetensors", 2000);
+  remove_old_checkpoints(run.folder.path(), 2, 0, run.folder.path() / "checkpoints/step_00000003");
+  CHECK(run.steps() ==
+        std::vector<std::string>{"step_00000009", "step_00000008", "step_00000003", "step_00000002"});
+}
+
+TEST_CASE("checkpoint: a save that fails half-way leaves nothing, and what was there whole") {
+  Run run;
+  goat::test::FailingDevice device;
+  const auto save = [&](std::int64_t step) {
+    return save_checkpoint(run.folder.path(), run.config, {.step = step}, {}, device, run.plan.parameters);
+  };
+  save(4);
+  device.calls = 0;
+  save(5);
+  const long downloads = device.calls;
+  CHECK(downloads > 10);
+  for (const long fatal : {1L, downloads / 2, downloads}) {
+    for (const std::int64_t step : {4, 6}) {  // in the place of another, and as a new one
+      device.calls = 0;
+      device.fatal = fatal;
+      CHECK_THROWS_WITH(save(step), ContainsSubstring("planted failure"));
+      device.fatal = 0;
+      std::vector<std::string> names;
+      for (const auto& entry : fs::directory_iterator(run.folder.path() / "checkpoints"))
+        names.push_back(entry.path().filename().string());
+      std::ranges::sort(names);
+      CHECK(names == std::vector<std::string>{"step_00000004", "step_00000005"});
+      verify_checkpoint(run.folder.path() / "checkpoints/step_00000004");
+    }
+  }
+}
+
 TEST_CASE("checkpoint: saving the same step again replaces it; a failed save leaves nothing") {
   Run run;
   run.save(4);
@@ -190,6 +230,16 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
   CHECK_THAT(loads_into({"prior.learned_frequencies=true", "prior.recency=free"}),
              ContainsSubstring("tensors"));
   CHECK(loads_into({}) == "no DataError");
+
+  Config sloped = run.config;  // a tensor more, the rest alike
+  apply_setting(sloped, "prior.recency=free");
+  TrainingPlan plan(sloped);
+  plan.memory.allocate(*run.device);
+  plan.parameters.bind();
+  const fs::path other =
+      save_checkpoint(run.folder.path(), sloped, {.step = 2}, {}, *run.device, plan.parameters);
+  CHECK_THAT(data_error([&] { load_model(other, *run.device, run.plan.parameters); }),
+             ContainsSubstring("tensors"));
 }
 
 TEST_CASE("safetensors: headers that do not add up are refused, naming the tensor") {
@@ -231,7 +281,10 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
                     .consecutive_skips = 1,
                     .skipped_updates = 2,
                     .seconds = 1.25,
-                    .loss = 3.5};
+                    .spike_window = {1.5, 0.25, 1.25, 0.5},
+                    .loss = 3.5,
+                    .validation_loss = 3.25,
+                    .best_loss = 3.125};
   manifest.config = "[model]\n";
   manifest.data = {.working_folder = "/home/\xff",
                    .tokenizer = "gpt2",
@@ -241,6 +294,8 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   const Manifest back = parse_manifest(text, "state.json");
   CHECK(back.state.sequences == 70);
   CHECK(back.state.tokens == 700);
+  CHECK(back.state.spike_window == manifest.state.spike_window);
+  CHECK(back.state.best_loss == 3.125);
   CHECK(back.data.tokenizer == "gpt2");
   CHECK(back.data.training.at(0).same_as(manifest.data.training[0]));
   CHECK(back.data.validation.empty());

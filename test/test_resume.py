@@ -129,6 +129,17 @@ def test_resume_of_a_finished_run_changes_nothing(run_binary, tmp_path, unbroken
     same_run(tmp_path / "run", unbroken)
 
 
+def test_a_resumed_run_has_no_summary_until_it_ends(binary, tmp_path, unbroken):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    process = start_held(binary, folder, "--resume", train__steps=400)
+    wait_for_steps(folder, 62, process)
+    assert not (folder / "summary.json").exists()
+    process.kill()
+    process.communicate()
+    assert not (folder / "summary.json").exists()
+
+
 def test_resume_falls_back_from_a_damaged_checkpoint_to_the_one_before(run_binary, tmp_path, unbroken):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
