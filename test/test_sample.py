@@ -186,10 +186,11 @@ def test_output_comes_as_it_is_made_and_in_whole_characters(binary, byte_run):
 
 
 def test_half_a_character_passes_at_the_end(sample, byte_run):
-    out, _ = sample(
-        byte_run, "--prompt", b"\xf0\x9f".decode(errors="surrogateescape"), "--temperature", 0, "--tokens", 1
-    )
-    assert out == b"\xf0\x9f\x90"
+    half = b"\xf0\x9f".decode(errors="surrogateescape")
+    options = ["--prompt", half, "--temperature", 0, "--tokens", 1]
+    assert sample(byte_run, *options)[0] == b"\xf0\x9f\x90"
+    several = sample(byte_run, *options, "--samples", 2)[0]
+    assert several == b"".join(b"=== sample %d of 2, seed %d\n\xf0\x9f\x90\n" % (i, i) for i in (1, 2))
 
 
 def test_a_reader_that_leaves_stops_it_quietly(binary, byte_run):

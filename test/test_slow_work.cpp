@@ -58,3 +58,14 @@ TEST_CASE("slow work: a line an interval says what share is done, by whatever th
   CHECK(rate < 250'000 / 0.29);
   CHECK(std::abs(std::stod(match[2]) - 750'000 / rate) <= 1);
 }
+
+TEST_CASE("slow work: the time left is that of what is not done") {
+  using namespace std::chrono_literals;
+  const std::string text = stderr_of([] {
+    goat::SlowWork work("almost", "keys", 100, 600ms);
+    work.add(95);
+    std::this_thread::sleep_for(700ms);
+  });
+  INFO(text);
+  CHECK(std::regex_match(text, std::regex("almost: 95%  [0-9]+ keys/s  ETA 0 s\n")));
+}
