@@ -368,8 +368,10 @@ def test_a_dry_run_tells_of_epochs_folder_memory_and_tokenizer_before_all_else(r
 
 
 def test_a_run_keeps_the_tokenizer_that_lies_beside_its_shards(run_binary, tmp_path, data):
-    (data / "tokenizer").mkdir()
+    odd = data.rename(tmp_path / "data[1]")
+    (odd / "tokenizer").mkdir()
     for name in ("vocab.bpe", "encoder.json"):
-        (data / "tokenizer" / name).write_text(name)
-    run_binary(*on(shards(data), "--out", tmp_path / "run"))
-    assert {path.name: path.read_text() for path in (tmp_path / "run/tokenizer").iterdir()} == {"vocab.bpe": "vocab.bpe", "encoder.json": "encoder.json"}
+        (odd / "tokenizer" / name).write_text(name)
+    run_binary(*on(shards(tmp_path / r"data\[1]"), "--out", tmp_path / "run"))
+    kept = {path.name: path.read_text() for path in (tmp_path / "run/tokenizer").iterdir()}
+    assert kept == {"vocab.bpe": "vocab.bpe", "encoder.json": "encoder.json"}

@@ -22,9 +22,9 @@ fs::path find_tokenizer(const fs::path& run, const RunPaths& paths, const std::s
   const fs::path own = run / "tokenizer";
   if (holds_tokenizer(own)) return own;
   if (training.empty()) return {};
-  const fs::path beside = fs::path(training).parent_path() / "tokenizer";
-  for (const std::string& file : files_matching(paths.locate((beside / file_names[0]).string())))
-    if (holds_tokenizer(fs::path(file).parent_path())) return fs::path(file).parent_path();
+  for (const std::string& shard : files_matching(paths.locate(training)))
+    if (const fs::path beside = fs::path(shard).parent_path() / "tokenizer"; holds_tokenizer(beside))
+      return beside;
   return {};
 }
 

@@ -8,8 +8,7 @@
 
 namespace goat {
 
-// The folder with GPT-2's vocab.bpe and encoder.json: RUN/tokenizer, else tokenizer/ beside the training
-// shards
+// The folder with GPT-2's vocab.bpe and encoder.json: RUN/tokenizer, else tokenizer/ beside a training shard
 // (`training`, the config's data.train). Empty where neither has them.
 std::filesystem::path find_tokenizer(const std::filesystem::path& run, const RunPaths& paths,
                                      const std::string& training);
