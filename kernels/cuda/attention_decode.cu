@@ -106,15 +106,6 @@ struct DecodeParts {
   std::int64_t count(int batch, int heads, int queries) const {
     return std::int64_t{batch} * heads * queries * splits;
   }
-
-  // Of the batch without its first sequences, which have `parts` parts.
-  DecodeParts after(std::int64_t parts, int head_dim) const {
-    DecodeParts rest = *this;
-    rest.maximum += parts;
-    rest.sum += parts;
-    rest.out += parts * head_dim;
-    return rest;
-  }
 };
 
 // Takes the keys `key`, key + stride, .. (keys_at_once of them, those before `end`) into the parts of all
@@ -279,15 +270,13 @@ void attention_decode(const ForwardArguments<T>& arguments, int batch, void* mem
   const DecodeParts parts(memory, batch, arguments.heads, arguments.queries, arguments.keys);
   for_each_part(batch, [&](int first, int sequences) {
     const ForwardArguments<T> own = arguments.after(first);
-    const DecodeParts own_parts =
-        parts.after(parts.count(first, arguments.heads, arguments.queries), arguments.head_dim);
     with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
       const auto kernel = arguments.queries == 1 ? split_kernel<T, D, 1> : split_kernel<T, D, decode_queries>;
-      enqueue(kernel, Grid(parts.splits, arguments.heads, sequences), threads, 0, stream, own, own_parts,
+      enqueue(kernel, Grid(parts.splits, arguments.heads, sequences), threads, 0, stream, own, parts,
               arguments.aligned());
     });
     enqueue(merge_kernel<T>, Grid(arguments.queries, arguments.heads, sequences), threads, 0, stream, own,
-            own_parts);
+            parts);  // then they are free again
   });
 }
 template void attention_decode(const ForwardArguments<float>&, int, void*, Stream);
