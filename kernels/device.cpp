@@ -57,8 +57,9 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
         "--device simt: this build has no simulated device; `make SIMT=ON` builds it (some minutes)");
   }
   if (name == "cuda") {
-    if (const std::string obstacle = obstacle_of(find_gpu()); !obstacle.empty())
-      throw std::invalid_argument("--device cuda: " + obstacle + ", or use --device cpu");
+    if (const Obstacle obstacle = obstacle_of(find_gpu()); !obstacle.cause.empty())
+      throw std::invalid_argument("--device cuda: " + obstacle.cause + "; " + obstacle.remedy +
+                                  ", or use --device cpu");
     return open_cuda();
   }
   if (name == "auto") {

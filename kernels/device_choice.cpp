@@ -11,25 +11,27 @@ std::string how_to_build(const std::string& architecture) {
 }
 }  // namespace
 
-std::string obstacle_of(const GpuSearch& search) {
+Obstacle obstacle_of(const GpuSearch& search) {
   switch (search.result) {
     case GpuSearch::Result::not_built:
-      return "this build has no cuda device; install nvcc and build again with `make CUDA=ON`";
+      return {"this build has no cuda device", "install nvcc and build again with `make CUDA=ON`"};
     case GpuSearch::Result::none:
-      return "no GPU answers" + in_brackets(search.error) + "; nvidia-smi says more";
+      return {"no GPU answers" + in_brackets(search.error), "nvidia-smi says more"};
     case GpuSearch::Result::too_old:
-      return "the GPU here is too old: " + search.gpu + "; the kernels need compute capability 8.0 or more";
+      return {"the GPU here is too old, " + search.gpu, "the kernels need compute capability 8.0 or more"};
     case GpuSearch::Result::no_code:
-      return "this binary has no code for the GPU here, " + search.gpu + in_brackets(search.error) + "; " +
-             how_to_build(search.architecture);
-    case GpuSearch::Result::found: return "";
+      return {"this binary has no code for the GPU here, " + search.gpu + in_brackets(search.error),
+              how_to_build(search.architecture)};
+    case GpuSearch::Result::found: break;
   }
-  return "";
+  return {};
 }
 
+// Where a GPU is there but cannot be used, the way out is named unasked.
 DeviceChoice choose_device(const GpuSearch& search) {
   if (search.result == GpuSearch::Result::found) return {"cuda", "a GPU answers"};
-  return {"cpu", obstacle_of(search)};
+  const Obstacle obstacle = obstacle_of(search);
+  return {"cpu", search.gpu.empty() ? obstacle.cause : obstacle.cause + "; " + obstacle.remedy};
 }
 
 }  // namespace goat

@@ -20,8 +20,11 @@ struct GpuSearch {
   std::string error{};         // CUDA's words, where it gave some
 };
 
-// Why the GPU cannot be used and what would bring it, as the end of a sentence; "" where it was found.
-std::string obstacle_of(const GpuSearch& search);
+// Why the GPU cannot be used, and what would bring it or says more; both empty where it was found.
+struct Obstacle {
+  std::string cause, remedy;
+};
+Obstacle obstacle_of(const GpuSearch& search);
 
 struct DeviceChoice {
   std::string name;    // "cpu", "cuda"

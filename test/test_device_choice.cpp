@@ -10,35 +10,38 @@ using Result = goat::GpuSearch::Result;
 TEST_CASE("device auto: takes a GPU that this binary has code for") {
   const GpuSearch search{Result::found, "NVIDIA H100, compute capability 9.0", "90a", ""};
   CHECK(choose_device(search).name == "cuda");
-  CHECK(obstacle_of(search).empty());
+  CHECK(obstacle_of(search).cause.empty());
 }
 
 TEST_CASE("device auto: falls back to the cpu wherever a GPU cannot be used, and says why") {
   for (const Result result : {Result::not_built, Result::none, Result::too_old, Result::no_code}) {
     const GpuSearch search{result, "A GPU, compute capability 1.2", "12", "CUDA's words"};
     CHECK(choose_device(search).name == "cpu");
-    CHECK(choose_device(search).reason == obstacle_of(search));
-    CHECK_FALSE(obstacle_of(search).empty());
+    CHECK_FALSE(obstacle_of(search).cause.empty());
+    CHECK_FALSE(obstacle_of(search).remedy.empty());
+    CHECK_THAT(choose_device(search).reason, ContainsSubstring(obstacle_of(search).cause));
   }
 }
 
 TEST_CASE("device: for a GPU without code in this binary, the build that brings it is named") {
   const std::string text =
-      obstacle_of({Result::no_code, "RTX 5090, compute capability 12.0", "120", "no kernel image"});
+      choose_device({Result::no_code, "RTX 5090, compute capability 12.0", "120", "no kernel image"}).reason;
   for (const char* part : {"RTX 5090, compute capability 12.0", "no kernel image",
                            "make CUDA=ON ARCHITECTURES=120", "-DGOAT_CUDA_ARCHITECTURES=120"})
     CHECK_THAT(text, ContainsSubstring(part));
 }
 
 TEST_CASE("device: for a GPU that no build runs on, none is named") {
-  const std::string text = obstacle_of({Result::too_old, "Tesla T4, compute capability 7.5", "75", ""});
+  const std::string text =
+      choose_device({Result::too_old, "Tesla T4, compute capability 7.5", "75", ""}).reason;
   CHECK_THAT(text, ContainsSubstring("Tesla T4, compute capability 7.5"));
   CHECK_THAT(text, ContainsSubstring("8.0"));
   CHECK(text.find("make") == std::string::npos);
 }
 
 TEST_CASE("device: without GPU code or GPU, the next step is named") {
-  CHECK_THAT(obstacle_of({}), ContainsSubstring("make CUDA=ON"));
-  CHECK_THAT(obstacle_of({Result::none, "", "", "driver too old"}), ContainsSubstring("driver too old"));
-  CHECK_THAT(obstacle_of({Result::none}), ContainsSubstring("nvidia-smi"));
+  CHECK_THAT(obstacle_of({}).remedy, ContainsSubstring("make CUDA=ON"));
+  CHECK_THAT(obstacle_of({Result::none, "", "", "driver too old"}).cause,
+             ContainsSubstring("driver too old"));
+  CHECK_THAT(obstacle_of({Result::none}).remedy, ContainsSubstring("nvidia-smi"));
 }
