@@ -17,6 +17,7 @@
 #include "train/files.h"
 #include "train/model_parameters.h"
 #include "train/safetensors.h"
+#include "train/sources.h"
 #include "train/trainer.h"
 
 using namespace goat;
@@ -329,4 +330,58 @@ TEST_CASE("manifest: one of an older version has read train.batch sequences a st
   json["step"] = (std::int64_t{1} << 61);
   json["xxh3_64"] = checksum_of(json.dump());
   CHECK_THAT(data_error([&] { parse_manifest(json.dump(), "state.json"); }), ContainsSubstring("'step'"));
+}
+
+TEST_CASE("trainer: a resumed run remembers its spike window, its skips in a row and its best loss") {
+  Run run;
+  const fs::path folder = run.save(3);
+  const auto source = open_training_source(run.config);
+  for (const char* setting :
+       {"train.spike_z=2", "train.spike_window=2", "train.max_skips=1000", "train.steps=1000"})
+    apply_setting(run.config, setting);
+  const RunState state{.step = 3,
+                       .consecutive_skips = 4,
+                       .spike_window = {1e-3, 1e-3, 1e-3, 1e-3},  // any step is a spike after these
+                       .best_loss = -100};                        // and far above this
+  Trainer trainer(run.config, *run.device, *source, nullptr, state);
+  trainer.allocate();
+  trainer.restore(folder);
+  const StepResult first = trainer.step();
+  CHECK(first.scalars.skip_update == StepState::spike);
+  CHECK(first.scalars.consecutive_skips == 5);
+  CHECK(trainer.state().spike_window == state.spike_window);
+  bool told = false;
+  for (std::size_t step = 1; step < DivergenceWatch::window; ++step) told = trainer.step().divergence || told;
+  CHECK(told);
+}
+
+namespace {
+// Leaves every third target in the loss.
+class MaskedSource final : public TokenSource {
+ public:
+  explicit MaskedSource(std::unique_ptr<TokenSource> inner) : inner_(std::move(inner)) {}
+  std::string description() const override { return inner_->description(); }
+  std::uint64_t sequences() const override { return inner_->sequences(); }
+  void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
+    inner_->read(index, inputs, targets);
+    for (std::size_t t = 0; t < targets.size(); ++t)
+      if (t % 3 != 0) targets[t] = -1;
+  }
+
+ private:
+  std::unique_ptr<TokenSource> inner_;
+};
+}  // namespace
+
+TEST_CASE("trainer: a step's loss is the mean over its counted targets, as a validation's is") {
+  Config config = tiny_config();
+  apply_setting(config, "eval.tokens=16");  // the two sequences of a step
+  const auto device = open_device("cpu");
+  MaskedSource source(open_training_source(config));
+  Trainer trainer(config, *device, source, &source);
+  trainer.allocate();
+  trainer.initialize();
+  const std::optional<double> validation = trainer.validate();
+  REQUIRE(validation);
+  CHECK(static_cast<double>(trainer.step().scalars.loss) == Approx(*validation).epsilon(1e-6));
 }

@@ -229,6 +229,7 @@ TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or
     const auto device = goat::open_device(name);
     INFO("device " << name << ", " << name_of(dtype));
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 1, dtype).clip_scale == Approx(0.2));
+    CHECK(after_norm(*device, fresh_state(), {3, 4}, 2, dtype).clip_scale == Approx(0.4));
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 5, dtype).clip_scale == 1);
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 6, dtype).clip_scale == 1);
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 0, dtype).clip_scale == 1);

@@ -13,10 +13,11 @@ using namespace goat;
 
 namespace {
 
-std::map<std::string, std::vector<float>> initial_values(std::uint64_t seed) {
-  const Config config =
-      load_config("copy_mixture", {"model.layers=2", "model.width=32", "model.heads=2", "prior.init=random",
-                                   "prior.pos_rank=2", "prior.abs_rank=3", "prior.sink_init_scale=0.5"});
+std::map<std::string, std::vector<float>> initial_values(std::uint64_t seed,
+                                                         const std::string& width = "32") {
+  const Config config = load_config(
+      "copy_mixture", {"model.layers=2", "model.width=" + width, "model.heads=2", "prior.init=random",
+                       "prior.pos_rank=2", "prior.abs_rank=3", "prior.sink_init_scale=0.5"});
   const auto device = open_device("cpu");
   ParameterSet parameters;
   MemoryPlan memory;
@@ -74,4 +75,11 @@ TEST_CASE(
   std::ranges::sort(sorted);
   const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
   CHECK(static_cast<double>(distinct) > 0.99 * static_cast<double>(sorted.size()));
+}
+
+TEST_CASE("parameters: a head's rows are drawn in full where they begin inside a block of four normals") {
+  const auto values = initial_values(1, "26");  // d_h = 13, of which d_c = 7: 7 x 26 = 182 values a head
+  const std::vector<float>& q = values.at("blocks.0.attn.q.weight");
+  CHECK(q.size() == 2 * 182);
+  CHECK(std::ranges::count(q, 0.0f) == 0);
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -58,10 +59,10 @@ def test_optimizer_state_loads_with_safetensors(unbroken):
     assert all(optimizer["v." + name].shape == model[name].shape and (optimizer["v." + name] >= 0).all() for name in model)
 
 
-def start_held(binary, folder, *extra, **changes):
+def start_held(binary, folder, *extra, preexec_fn=None, **changes):
     """Starts a run that waits after some forty steps, until somebody reads what it prints: a line a step, into a pipe of 4,096 bytes."""
     words = arguments(folder, *extra, log__interval=1, **changes)
-    return subprocess.Popen([binary, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096, text=True)
+    return subprocess.Popen([binary, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096, text=True, preexec_fn=preexec_fn)
 
 
 def steps_done(folder):
@@ -205,14 +206,23 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(run_binary, tmp_p
     assert [step for step, *_ in losses(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
+def small_files():
+    """A limit for the process that is to be started: it can write metrics, but no model."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16000, 16000))
+
+
+def test_a_signal_whose_checkpoint_cannot_be_saved_exits_with_1(binary, tmp_path):
+    folder = tmp_path / "run"
+    process = start_held(binary, folder, preexec_fn=small_files)
+    wait_for_steps(folder, 1, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1 and "by signal 15" in stderr and "NOT saved" in stderr.splitlines()[-1]
+
+
 def test_training_goes_on_when_a_checkpoint_cannot_be_saved(binary, tmp_path, unbroken):
     """A file-size limit stands for a full disk: metrics fit, the model does not."""
-    import resource
-
-    def small_files():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16000, 16000))
-
     folder = tmp_path / "run"
     result = subprocess.run([binary, *arguments(folder)], preexec_fn=small_files, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
