@@ -6,17 +6,17 @@
 #include <filesystem>
 
 #include "kernels/cpu/wait_policy.h"
-#include "train/command_line.h"
-#include "train/config.h"
-#include "train/dry_run.h"
-#include "train/resume.h"
-#include "train/run_folder.h"
-#include "train/sources.h"
-#include "train/standard_output.h"
-#include "train/stop_signal.h"
-#include "train/trainer.h"
-#include "train/training_log.h"
-#include "train/training_loop.h"
+#include "train/commands/command_line.h"
+#include "train/commands/dry_run.h"
+#include "train/config/config.h"
+#include "train/files/standard_output.h"
+#include "train/run/resume.h"
+#include "train/run/run_folder.h"
+#include "train/training/sources.h"
+#include "train/training/stop_signal.h"
+#include "train/training/trainer.h"
+#include "train/training/training_log.h"
+#include "train/training/training_loop.h"
 
 namespace goat {
 namespace {
@@ -32,17 +32,18 @@ void print_note(const std::string& note) { std::fprintf(stderr, "note: %s\n", no
 std::filesystem::path run_folder(const TrainOptions& options) {
   if (!options.out.empty()) return options.out;
   const std::filesystem::path config = options.config;
-  if (config.filename() == "config.toml") return config.parent_path();  // a run's own config: that run
+  if (config.filename() == "config.toml")  // a run's own config: that run
+    return config.has_parent_path() ? config.parent_path() : std::filesystem::path(".");
   return std::filesystem::path("runs") / config.stem();
 }
 
 // The config of the command line; where it names none, that of the run which it resumes.
 Config chosen_config(const TrainOptions& options) {
   if (!options.config.empty()) return load_config(options.config, options.settings, print_note);
-  const std::filesystem::path own = run_folder(options) / "config.toml";
-  if (!std::filesystem::exists(own))
-    throw ConfigError("--resume --out " + options.out + ": there is no run to continue (no " + own.string() +
-                      "); to begin one, give --config");
+  const std::filesystem::path own = config_of_run(run_folder(options));
+  if (own.empty())
+    throw ConfigError("--resume --out " + options.out +
+                      ": there is no run to continue (no config.toml); to begin one, give --config");
   return load_config(own.string(), options.settings, print_note);
 }
 
@@ -95,12 +96,16 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
     for (const std::string& note : notes) print_note(note);
   }
 
-  const std::unique_ptr<TokenSource> training = open_training_source(config);
-  const std::unique_ptr<TokenSource> validation = open_validation_source(config);
-  const DataRecord data = describe_data(*training, validation.get());
-  if (run.resumed())
+  const Config located =
+      run.resumed() ? with_data_located(config, run.path(), run.resumed()->manifest.data) : config;
+  const std::unique_ptr<TokenSource> training = open_training_source(located);
+  const std::unique_ptr<TokenSource> validation = open_validation_source(located);
+  DataRecord data = describe_data(*training, validation.get());
+  if (run.resumed()) {
     for (const std::string& note : compare_data(data, config, *run.resumed(), options.allow_changed_data))
       print_note(note);
+    keep_working_folder(data, run.resumed()->manifest.data);
+  }
 
   const RunState state = run.resumed() ? run.resumed()->manifest.state : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state);
@@ -129,6 +134,8 @@ int run_command(const CommandLine& line) {
   if (training && training->dry_run) {
     const Config config = chosen_config(*training);
     check_arithmetic(config, *device);
+    if (training->resume)
+      for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
     dry_run(config, run_folder(*training), *device);
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;

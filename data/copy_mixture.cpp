@@ -3,7 +3,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "data/philox.h"
+#include "kernels/philox.h"
 
 namespace goat {
 namespace {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "data/philox.h"
+#include "kernels/philox.h"
 
 namespace goat {
 

@@ -2,8 +2,10 @@
 // folder it lies.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace goat {
 
@@ -19,5 +21,9 @@ struct ShardRecord {
            (sha256 == other.sha256 || sha256.empty() || other.sha256.empty());
   }
 };
+
+inline bool same_shards(const std::vector<ShardRecord>& a, const std::vector<ShardRecord>& b) {
+  return std::ranges::equal(a, b, [](const ShardRecord& x, const ShardRecord& y) { return x.same_as(y); });
+}
 
 }  // namespace goat

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "data/permutation.h"
-#include "data/philox.h"
+#include "kernels/philox.h"
 
 namespace goat {
 namespace {
@@ -84,8 +84,8 @@ ShardSource::~ShardSource() { stop_.request_stop(); }
 std::string ShardSource::description() const {
   return std::to_string(shards_.size()) + (shards_.size() == 1 ? " shard '" : " shards '") +
          options_.pattern + "': " + std::to_string(tokens()) + " tokens, " + std::to_string(blocks_) +
-         (options_.bos_block ? " blocks" : " windows") + " of " + std::to_string(options_.seq_len) +
-         (options_.shuffle ? ", shuffled" : ", in order");
+         (options_.bos_block ? " block" : " window") + (blocks_ == 1 ? "" : "s") + " of " +
+         std::to_string(options_.seq_len) + (options_.shuffle ? ", shuffled" : ", in order");
 }
 
 void ShardSource::read_metas() {

@@ -131,7 +131,7 @@ class Build:
 
     def make(self, name, mutation, folder, targets):
         """The executable `name` with the mutation, in `folder`."""
-        changed = write_changed(mutation, folder)  # headers are found here first: #include "train/config.h"
+        changed = write_changed(mutation, folder)  # headers are found here first: #include "train/config/config.h"
         directory, link = self.link_command(name)
         binary = folder / name
         link[link.index("-o") + 1] = str(binary)

@@ -30,7 +30,7 @@ struct DTypeOf<std::int32_t> {
 };
 
 // Copied freely; owns nothing. A tensor without data is "absent" (optional operands) or "planned" (see
-// train/memory.h).
+// train/model/memory.h).
 struct Tensor {
   static constexpr int max_rank = 5;
 

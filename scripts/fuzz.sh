@@ -8,10 +8,10 @@ out=build/fuzz
 mkdir -p "$out"
 
 declare -A sources=(
-  [config]="train/config.cpp train/config_keys.cpp train/config_validate.cpp train/presets.cpp"
-  [safetensors]="train/safetensors.cpp train/files.cpp data/checksum.cpp"
-  [manifest]="train/checkpoint.cpp train/safetensors.cpp train/files.cpp train/parameters.cpp train/memory.cpp train/config.cpp train/config_keys.cpp
-              train/config_validate.cpp train/presets.cpp kernels/tensor.cpp data/checksum.cpp"
+  [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/presets.cpp"
+  [safetensors]="train/files/safetensors.cpp train/files/files.cpp data/checksum.cpp"
+  [manifest]="train/run/checkpoint.cpp train/files/safetensors.cpp train/files/files.cpp train/model/parameters.cpp train/model/memory.cpp train/config/config.cpp train/config/config_keys.cpp
+              train/config/config_validate.cpp train/config/presets.cpp kernels/tensor.cpp data/checksum.cpp"
   [shard]="data/shard.cpp data/shard_meta.cpp data/shard_source.cpp data/checksum.cpp"
 )
 

@@ -1,7 +1,7 @@
 #include "test/attention_prior.h"
 
+#include "kernels/prior_setup.h"
 #include "test/attention_operands.h"
-#include "train/prior_setup.h"
 
 namespace goat::test {
 

@@ -4,8 +4,9 @@
 #include <numbers>
 #include <random>
 
+#include "kernels/prior_setup.h"
 #include "test/prior_oracle.h"
-#include "train/prior_setup.h"
+#include "train/config/config.h"
 
 namespace goat::test {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/device.h"
-#include "train/config.h"
-#include "train/parameters.h"
+#include "train/config/config.h"
+#include "train/model/parameters.h"
 
 namespace goat::test {
 

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/prior_setup.h"
 #include "test/attention_operands.h"
 #include "test/attention_prior.h"
 #include "test/catch.h"
 #include "test/values.h"
-#include "train/prior_setup.h"
 
 using namespace goat;
 using namespace goat::test;

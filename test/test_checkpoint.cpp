@@ -1,6 +1,6 @@
 // Checkpoint files: what is refused and what it says, which checkpoints are found and which are removed.
 
-#include "train/checkpoint.h"
+#include "train/run/checkpoint.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,11 +14,11 @@
 #include "test/failing_device.h"
 #include "test/operand.h"
 #include "test/temporary_folder.h"
-#include "train/files.h"
-#include "train/model_parameters.h"
-#include "train/safetensors.h"
-#include "train/sources.h"
-#include "train/trainer.h"
+#include "train/files/files.h"
+#include "train/files/safetensors.h"
+#include "train/model/model_parameters.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
 
 using namespace goat;
 namespace fs = std::filesystem;

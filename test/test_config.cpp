@@ -11,8 +11,8 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/temporary_folder.h"
-#include "train/config.h"
-#include "train/config_keys.h"
+#include "train/config/config.h"
+#include "train/config/config_keys.h"
 
 namespace goat {
 namespace {

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "data/copy_mixture.h"
-#include "data/philox.h"
+#include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
 

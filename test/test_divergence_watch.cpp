@@ -1,6 +1,6 @@
 // DivergenceWatch: which losses are told to diverge, and how often.
 
-#include "train/divergence_watch.h"
+#include "train/training/divergence_watch.h"
 
 #include <cmath>
 #include <limits>

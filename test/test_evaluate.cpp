@@ -13,10 +13,10 @@
 #include "data/shard.h"
 #include "test/catch.h"
 #include "test/operand.h"
-#include "train/evaluation.h"
-#include "train/model_parameters.h"
-#include "train/sources.h"
-#include "train/trainer.h"
+#include "train/model/evaluation.h"
+#include "train/model/model_parameters.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
 
 using namespace goat;
 using goat::test::Rng;

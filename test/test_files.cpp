@@ -1,6 +1,6 @@
 // Files that are written whole or not at all, and what stands where they are to go.
 
-#include "train/files.h"
+#include "train/files/files.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

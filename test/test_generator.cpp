@@ -1,7 +1,7 @@
 // Generation with and without the KV cache, against each other and against the losses of a whole-sequence
 // pass.
 
-#include "train/generator.h"
+#include "train/model/generator.h"
 
 #include <cmath>
 
@@ -9,8 +9,8 @@
 #include "test/model_oracle.h"
 #include "test/model_variants.h"
 #include "test/operand.h"
-#include "train/model_parameters.h"
-#include "train/token_sampler.h"
+#include "train/commands/token_sampler.h"
+#include "train/model/model_parameters.h"
 
 using namespace goat;
 using goat::test::Rng;

@@ -1,13 +1,13 @@
 // The plan of a run's memory: refused where it does not fit, with the micro-batch that would.
 
-#include "train/memory.h"
+#include "train/model/memory.h"
 
 #include <algorithm>
 
 #include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
-#include "train/sources.h"
-#include "train/trainer.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
 
 using namespace goat;
 

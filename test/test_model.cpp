@@ -10,11 +10,11 @@
 #include "test/model_oracle.h"
 #include "test/model_variants.h"
 #include "test/operand.h"
-#include "train/evaluation.h"
-#include "train/model.h"
-#include "train/model_parameters.h"
-#include "train/sources.h"
-#include "train/trainer.h"
+#include "train/model/evaluation.h"
+#include "train/model/model.h"
+#include "train/model/model_parameters.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
 
 using namespace goat;
 using goat::test::Rng;

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "test/catch.h"
-#include "train/npy.h"
+#include "train/files/npy.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <random>
 
-#include "data/philox.h"
+#include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"

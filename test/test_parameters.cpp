@@ -1,13 +1,13 @@
 // Initial weights: every stored tensor has a random stream of its own.
 
-#include "train/parameters.h"
+#include "train/model/parameters.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "test/catch.h"
-#include "train/model_parameters.h"
+#include "train/model/model_parameters.h"
 
 using namespace goat;
 

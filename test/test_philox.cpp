@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/permutation.h"
-#include "data/philox.h"
+#include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
 

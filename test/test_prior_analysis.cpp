@@ -6,13 +6,13 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/prior_setup.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/prior_oracle.h"
-#include "train/attention_probe.h"
-#include "train/model_parameters.h"
-#include "train/prior_analysis.h"
-#include "train/prior_setup.h"
+#include "train/commands/attention_probe.h"
+#include "train/commands/prior_analysis.h"
+#include "train/model/model_parameters.h"
 
 using namespace goat;
 using goat::test::fresh_seed;

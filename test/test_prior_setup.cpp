@@ -2,8 +2,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/prior_setup.h"
 #include "test/catch.h"
-#include "train/prior_setup.h"
 
 using goat::alibi_slopes;
 using goat::fourier_frequencies;

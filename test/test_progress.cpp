@@ -1,6 +1,6 @@
 // The lines a person watches: mean loss, speed and the time left; and the learning-rate schedule they show.
 
-#include "train/progress.h"
+#include "train/training/progress.h"
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 
 #include "test/catch.h"
 #include "test/temporary_folder.h"
-#include "train/schedule.h"
+#include "train/training/schedule.h"
 
 using namespace goat;
 

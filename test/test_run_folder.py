@@ -86,15 +86,36 @@ def test_a_failed_start_leaves_no_trace(run_binary, tmp_path, finished, name, ho
         assert not (tmp_path / "a").exists()
 
 
-def test_a_killed_start_is_no_run(run_binary, tmp_path):
-    """What versions before this one left behind: a config without a step."""
+@pytest.mark.parametrize("metrics", ["", None], ids=["empty metrics", "no metrics"])
+def test_a_killed_start_is_no_run(run_binary, tmp_path, metrics):
+    """A config without a step: an earlier version, or a kill at the worst moment, has left it."""
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "run/figures").mkdir()
-    (tmp_path / "run/config.toml").write_text("")
-    (tmp_path / "run/metrics.jsonl").write_text("")
+    (tmp_path / "run/config.toml").write_text("[train]\nsteps = 5  # mine\n")
+    if metrics is not None:
+        (tmp_path / "run/metrics.jsonl").write_text(metrics)
     (tmp_path / "run/.lock").write_text("process 1 on host nowhere\n")
     run_binary(*on(SMALL, "--out", tmp_path / "run"))
     assert len(metrics_of(tmp_path / "run")) == 6 and not (tmp_path / "run/.lock").exists()
+    assert "# mine" in (tmp_path / "run/config.toml.before").read_text()
+
+
+def test_a_config_of_ones_own_trains_in_its_folder(run_binary, binary, tmp_path):
+    text = run_binary(*on(SMALL, "--print-config")).stdout
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/config.toml").write_text(text)
+    subprocess.run([binary, "--config", "config.toml"], cwd=tmp_path / "own", check=True, timeout=60)
+    assert len(metrics_of(tmp_path / "own")) == 6
+
+
+@pytest.mark.parametrize("how", [[], ["--overwrite"], ["--resume"]], ids=["fresh", "overwrite", "resume"])
+def test_a_folder_with_a_foreign_config_is_no_run(run_binary, tmp_path, how):
+    (tmp_path / "site/figures").mkdir(parents=True)
+    (tmp_path / "site/config.toml").write_text('baseURL = "x"\n')
+    (tmp_path / "site/figures/a.png").write_text("a picture")
+    before = everything_in(tmp_path / "site")
+    assert "no run" in run_binary(*on(SMALL, "--out", tmp_path / "site", *how), code=2).stderr
+    assert everything_in(tmp_path / "site") == before
 
 
 def test_an_overwrite_removes_all_of_the_old_run_once_the_new_one_has_a_checkpoint(run_binary, run):
@@ -105,18 +126,38 @@ def test_an_overwrite_removes_all_of_the_old_run_once_the_new_one_has_a_checkpoi
     assert not list(run.glob("figures/*")) and not (run / "analysis").exists() and not (run / ".replaced").exists()
 
 
-def wait_for_steps(folder, count):
+def wait_for(process, happened):
     deadline = time.monotonic() + 60
-    while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def test_an_overwrite_that_is_killed_before_its_first_checkpoint_keeps_the_old_run(binary, run_binary, run, finished):
-    process = subprocess.Popen([binary, *on(LONG, "--out", run, "--overwrite")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (run / ".replaced").exists():
+    while not happened():
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.001)
-    wait_for_steps(run, 1)
+
+
+def has_steps(folder, count=1):
+    return (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_bytes().count(b"\n") >= count
+
+
+@pytest.fixture
+def start_long_run(binary):
+    """start_long_run(folder, ...): a run that goes on until it is stopped; killed after the test at the latest."""
+    started = []
+
+    def start(folder, *extra):
+        command = [binary, *on(LONG, "--out", folder, *extra)]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_an_overwrite_that_is_killed_before_its_first_checkpoint_keeps_the_old_run(
+    start_long_run, run_binary, run, finished
+):
+    process = start_long_run(run, "--overwrite")
+    wait_for(process, lambda: (run / ".replaced").exists() and has_steps(run))
     process.kill()
     process.wait()
     assert everything_in(run / ".replaced") == everything_in(finished)
@@ -142,38 +183,52 @@ def test_a_run_moved_aside_by_an_overwrite_that_had_nothing_yet_goes_back(run_bi
         if path.name != ".replaced":
             os.rename(path, run / ".replaced" / path.name)
     assert "another run" in run_binary(*on(SMALL, "--out", run), code=2).stderr
+    assert everything_in(run / ".replaced") == everything_in(finished)
+    assert "holds a run" in run_binary(*on(SMALL, "--out", run, "--dry-run")).stdout
+    assert "nothing to do" in run_binary("--resume", "--out", run).stdout
     assert everything_in(run) == everything_in(finished)
 
 
 @pytest.mark.parametrize("how", ["--resume", "--overwrite", None])
-def test_a_second_process_in_a_runs_folder_is_refused_and_told_who_is_there(binary, run_binary, tmp_path, how):
+def test_a_second_process_in_a_runs_folder_is_refused_and_told_who_is_there(start_long_run, run_binary, tmp_path, how):
     run = tmp_path / "run"
-    process = subprocess.Popen([binary, *on(LONG, "--out", run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_for_steps(run, 3)
-        before = (run / "config.toml").read_bytes()
-        result = run_binary(*on(SMALL, "--out", run, *([how] if how else [])), code=2)
-        if how:
-            assert f"process {process.pid} on host {socket.gethostname()}" in result.stderr
-        assert (run / "config.toml").read_bytes() == before
-        assert f"process {process.pid}" in run_binary(*on(SMALL, "--out", run, "--dry-run")).stdout
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 4
+    process = start_long_run(run)
+    wait_for(process, lambda: has_steps(run, 3))
+    before = (run / "config.toml").read_bytes()
+    result = run_binary(*on(SMALL, "--out", run, *([how] if how else [])), code=2)
+    if how:
+        assert f"process {process.pid} on host {socket.gethostname()}" in result.stderr
+    assert (run / "config.toml").read_bytes() == before
+    assert f"process {process.pid}" in run_binary(*on(SMALL, "--out", run, "--dry-run")).stdout
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 4
     assert not (run / ".lock").exists()
     lines = metrics_of(run)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
 
 
-def test_a_lock_whose_holder_was_killed_holds_nobody_up(binary, run_binary, tmp_path):
+def test_a_lock_whose_holder_was_killed_holds_nobody_up(start_long_run, run_binary, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen([binary, *on(LONG, "--out", run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for_steps(run, 1)
+    process = start_long_run(run)
+    wait_for(process, lambda: has_steps(run))
     process.kill()
     process.wait()
     assert (run / ".lock").exists()
     run_binary(*on(SMALL, "--out", run, "--overwrite"))
     assert not (run / ".lock").exists()
+
+
+def test_a_run_whose_folder_was_moved_saves_nothing_in_the_folder_that_took_its_place(start_long_run, tmp_path):
+    run = tmp_path / "run"
+    first = start_long_run(run)
+    wait_for(first, lambda: has_steps(run))
+    run.rename(tmp_path / "moved")
+    second = start_long_run(run)
+    wait_for(second, lambda: has_steps(run))
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=60) == 1
+    assert (run / ".lock").read_text().startswith(f"process {second.pid} ")
+    assert not list((run / "checkpoints").iterdir())
 
 
 @pytest.fixture
@@ -268,7 +323,7 @@ def test_shards_of_another_vocabulary_are_refused_at_the_start(run_binary, tmp_p
 
 
 def test_the_tokenizer_is_read_from_meta_json_or_said_to_be_assumed(run_binary, tmp_path, data):
-    assert re.search("tokenizer +unknown: no meta.json", run_binary(*on(shards(data), "--out", tmp_path / "a")).stdout)
+    assert re.search("tokenizer +unknown: no meta.json of prepare.py", run_binary(*on(shards(data), "--out", tmp_path / "a")).stdout)
     assumed = run_binary(*on(shards(data, model__vocab=256), "--out", tmp_path / "b")).stdout
     assert re.search("tokenizer +bytes, assumed from model.vocab = 256", assumed)
     write_meta(data, end_of_text=3)
@@ -283,7 +338,7 @@ def test_the_tokenizer_is_read_from_meta_json_or_said_to_be_assumed(run_binary, 
 def test_a_foreign_meta_json_is_no_obstacle(run_binary, tmp_path, data):
     for text in ("[]", "{", '{"vocab": "many"}', '{"tokenizer": "bytes", "vocab": 16, "end_of_text": null, "shards": [1]}'):
         (data / "meta.json").write_text(text)
-        assert "no meta.json" in run_binary(*on(shards(data), "--dry-run")).stdout
+        assert "no meta.json of prepare.py" in run_binary(*on(shards(data), "--dry-run")).stdout
 
 
 def test_checkpoints_by_time(run_binary, tmp_path):
@@ -326,7 +381,9 @@ def test_validation_takes_all_there_is_where_more_is_asked_for(run_binary, tmp_p
 
 
 def test_the_old_name_of_a_key_is_understood_and_reported(run_binary, tmp_path, run):
-    result = run_binary("--config", "copy_mixture", *flags({"eval.batches": 2, "train.batch": 8, "data.seq_len": 16}), "--print-config")
+    """On the command line a batch is train.batch sequences; in a file of the version that had the key, a micro-batch."""
+    settings = {"eval.batches": 2, "train.batch": 8, "train.micro_batch": 2, "data.seq_len": 16}
+    result = run_binary("--config", "copy_mixture", *flags(settings), "--print-config")
     assert "tokens = 256" in result.stdout and "batches" not in result.stdout
     assert "eval.batches is now eval.tokens" in result.stderr and "256" in result.stderr
     later = run_binary("--config", "copy_mixture", *flags({"eval.batches": 2, "eval.tokens": 99}), "--print-config")
@@ -335,6 +392,8 @@ def test_the_old_name_of_a_key_is_understood_and_reported(run_binary, tmp_path, 
     (run / "config.toml").write_text(re.sub("(?m)^tokens = 192.*$", "batches = 3", config))
     resumed = run_binary("--resume", "--out", run, "--set", "train.steps=8")
     assert "eval.batches is now eval.tokens" in resumed.stderr and len(metrics_of(run)) == 8
+    (tmp_path / "old.toml").write_text("[eval]\nbatches = 2\n[train]\nbatch = 8\nmicro_batch = 2\nsteps = 5\nwarmup = 0\n[data]\nseq_len = 16\nsource = 'copy_mixture'\n")
+    assert "tokens = 64" in run_binary("--config", tmp_path / "old.toml", "--print-config").stdout
     (tmp_path / "both.toml").write_text("[eval]\ntokens = 5\nbatches = 2\n")
     assert "eval.batches = 2" in run_binary("--config", tmp_path / "both.toml", "--print-config", code=2).stderr
 
@@ -350,9 +409,9 @@ def test_lines_say_whether_their_loss_is_a_mean(run_binary, tmp_path):
 
 def test_the_advice_on_missing_data_is_the_configs_own_command(run_binary):
     for config, words in {"shakespeare": "--tokenizer bytes --out data/shakespeare FILE", "c4_125m": "--tokenizer gpt2 --out data/c4 FILE"}.items():
-        assert words in run_binary("--config", config, "--set", "data.train=" + words.split()[3] + "/none_*.bin", code=3).stderr
-    quoted = run_binary("--config", "shakespeare", "--set", "data.train=my data/*.bin", code=3).stderr
-    assert "--out 'my data' FILE" in quoted
+        assert words in run_binary("--config", config, "--set", "data.train=" + words.split()[3] + "/train_0*.bin", code=3).stderr
+    for pattern, words in {"my data/*.bin": "--out 'my data' FILE", "d/*/train*.bin": "--out FOLDER FILE", "d/other*.bin": "--out FOLDER FILE"}.items():
+        assert words in run_binary("--config", "shakespeare", "--set", f"data.train={pattern}", code=3).stderr
 
 
 def test_a_dry_run_tells_of_epochs_folder_memory_and_tokenizer_before_all_else(run_binary, tmp_path, data, run):
@@ -375,3 +434,36 @@ def test_a_run_keeps_the_tokenizer_that_lies_beside_its_shards(run_binary, tmp_p
     run_binary(*on(shards(tmp_path / r"data\[1]"), "--out", tmp_path / "run"))
     kept = {path.name: path.read_text() for path in (tmp_path / "run/tokenizer").iterdir()}
     assert kept == {"vocab.bpe": "vocab.bpe", "encoder.json": "encoder.json"}
+
+
+def test_resume_finds_the_data_from_another_folder(binary, tmp_path, data):
+    relative = shards("data")
+    subprocess.run([binary, *on(relative, "--out", "run")], cwd=tmp_path, check=True, timeout=60)
+    (tmp_path / "elsewhere").mkdir()
+    for steps in (8, 10):
+        command = [binary, "--resume", "--out", "../run", "--set", f"train.steps={steps}"]
+        subprocess.run(command, cwd=tmp_path / "elsewhere", check=True, timeout=60)
+    assert len(metrics_of(tmp_path / "run")) == 10
+
+
+def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_binary, run):
+    refused = run_binary("--resume", "--out", run, "--dry-run", "--set", "model.width=32", code=2)
+    assert "model.width = 32" in refused.stderr
+    reported = run_binary("--resume", "--out", run, "--dry-run", "--set", "train.lr=0.002")
+    assert "train.lr = 0.002" in reported.stderr
+
+
+def test_damaged_checkpoints_take_no_place_of_those_that_are_kept(run_binary, tmp_path):
+    run = tmp_path / "run"
+    run_binary(*on(SMALL | {"train.steps": 20, "checkpoint.interval": 5}, "--out", run))
+    for step in (15, 20):
+        (run / f"checkpoints/step_{step:08d}/model.safetensors").write_bytes(b"")
+    more = {"train.steps": 23, "checkpoint.keep": 2, "checkpoint.interval": 6}
+    run_binary("--resume", "--out", run, *flags(more))
+    left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
+    assert [step for step in left if step not in (15, 20)] == [18, 23]
+    run_binary("eval", "--checkpoint", run / "checkpoints/step_00000018")
+
+
+def test_an_empty_folder_name_is_refused(run_binary):
+    assert "--out" in run_binary(*on(SMALL, "--out", ""), code=2).stderr

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "kernels/device.h"
+#include "kernels/prior_setup.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
-#include "train/prior_setup.h"
 
 using namespace goat;
 using namespace goat::test;

@@ -48,7 +48,8 @@ Values dup_of(const Values& dout, const Values& gate) { return product(dout, map
 struct Shape {
   std::int64_t rows, width;
 };
-const std::vector<Shape> shapes = {{0, 8}, {1, 1}, {3, 7}, {17, 64}, {5, 129}, {2, 261}, {2, 2056}, {300, 24}};
+const std::vector<Shape> shapes = {{0, 8},   {1, 1},   {3, 7},    {17, 64},
+                                   {5, 129}, {2, 261}, {2, 2056}, {300, 24}};
 }  // namespace
 
 TEST_CASE("swiglu: the derivative of the oracle is its numerical derivative") {

@@ -6,8 +6,8 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
-#include "train/config.h"
-#include "train/token_sampler.h"
+#include "train/commands/token_sampler.h"
+#include "train/config/config.h"
 
 using namespace goat;
 using goat::test::Rng;

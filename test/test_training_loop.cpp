@@ -1,6 +1,6 @@
 // The loop of a training run: whatever ends it, what was reached is saved.
 
-#include "train/training_loop.h"
+#include "train/training/training_loop.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "test/catch.h"
 #include "test/failing_device.h"
 #include "test/temporary_folder.h"
-#include "train/sources.h"
+#include "train/training/sources.h"
 
 using namespace goat;
 using goat::test::FailingDevice;

@@ -26,7 +26,7 @@ def test_version_says_whether_the_simulated_gpu_is_there(binary, run_binary, tmp
 def test_the_commit_is_written_anew_only_when_it_changes(run_command, tmp_path):
     """The script that every build runs, in a repository of its own."""
     git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "commit.cmake").write_bytes((REPOSITORY / "train/commit.cmake").read_bytes())
+    (tmp_path / "commit.cmake").write_bytes((REPOSITORY / "train/commands/commit.cmake").read_bytes())
     source = tmp_path / "build/commit.cpp"
     script = ["cmake", f"-DOUTPUT={source}", "-P", tmp_path / "commit.cmake"]
 

@@ -14,10 +14,10 @@
 #include "dev/bench/machine_limits.h"
 #include "dev/bench/timed_device.h"
 #include "kernels/cpu/wait_policy.h"
-#include "train/config.h"
-#include "train/model_parameters.h"
-#include "train/sources.h"
-#include "train/trainer.h"
+#include "train/config/config.h"
+#include "train/model/model_parameters.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
 
 namespace goat::bench {
 namespace {

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC 2011) on the device; data/philox.h is the host's.
+// Philox4x32-10 (Salmon et al., SC 2011) on the device; kernels/philox.h is the host's.
 #pragma once
 
 #include "kernels/cuda/target.cuh"

@@ -2,7 +2,7 @@
 // round trip through its own TOML.
 #include <string>
 
-#include "train/config.h"
+#include "train/config/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);

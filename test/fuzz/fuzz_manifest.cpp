@@ -4,8 +4,8 @@
 #include <string>
 
 #include "data/token_source.h"
-#include "train/checkpoint.h"
-#include "train/files.h"
+#include "train/files/files.h"
+#include "train/run/checkpoint.h"
 
 namespace {
 void try_manifest(const std::string& text) {

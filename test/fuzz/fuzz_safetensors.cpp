@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/token_source.h"
-#include "train/safetensors.h"
+#include "train/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::filesystem::path path =

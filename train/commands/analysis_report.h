@@ -1,0 +1,38 @@
+// The results of `analyze` as analysis.json and as a summary for people.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/commands/attention_probe.h"
+#include "train/commands/prior_analysis.h"
+#include "train/config/config.h"
+
+namespace goat {
+
+// The learned prior of every head.
+struct PriorReport {
+  std::vector<PriorWeights> weights;  // [L]
+  PriorCurves curves;
+  std::vector<PriorStatistics> statistics;  // [L, H]
+  Spectrum spectrum;
+};
+
+struct AnalysisReport {
+  Config config;
+  std::string checkpoint;
+  std::int64_t step = 0;
+  std::int64_t length = 0;
+  std::int64_t log_prior_layer = 0, log_prior_head = 0, log_prior_length = 0;
+  std::optional<PriorReport> prior;    // only models with a learned prior
+  std::optional<ProbeReadings> probe;  // only where there are validation data
+  std::string probe_data;
+};
+
+// Quantities that are no finite number (the spectrum of an all-zero prior) are null.
+nlohmann::json to_json(const AnalysisReport& report);
+void print_summary(const AnalysisReport& report);
+
+}  // namespace goat

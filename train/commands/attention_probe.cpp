@@ -1,0 +1,167 @@
+#include "train/commands/attention_probe.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/model/model.h"
+
+namespace goat {
+
+namespace {
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+}  // namespace
+
+QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser,
+                        std::span<double> scratch) {
+  const std::size_t keys = content.size();
+  const auto i = static_cast<std::int64_t>(keys) - 1;
+  const std::span<double> logit = scratch.first(keys);
+  for (std::size_t j = 0; j < keys; ++j)
+    logit[j] = static_cast<double>(content[j]) + prior.at(i, static_cast<std::int64_t>(j));
+  const double top = *std::ranges::max_element(logit);
+  double sum = 0, recent = 0;
+  for (std::size_t j = 0; j < keys; ++j) {
+    const double weight = std::exp(logit[j] - top);
+    sum += weight;
+    if (static_cast<std::int64_t>(j) > i - QueryReading::recent_keys) recent += weight;
+  }
+  const double log_sum = top + std::log(sum);
+
+  const auto [low, high] = std::ranges::minmax_element(content);
+  QueryReading reading;
+  reading.omega = static_cast<double>(*high) - static_cast<double>(*low);
+  reading.first = std::exp(logit[0] - log_sum);
+  reading.largest = 1 / sum;
+  reading.recent = recent / sum;
+  constexpr double rounding = 1e-9;
+  for (std::size_t j = 0; j < keys; ++j) {
+    const double log_p = logit[j] - log_sum,
+                 log_pi = prior.at(i, static_cast<std::int64_t>(j)) - log_normaliser;
+    if (!(std::abs(log_p - log_pi) <= reading.omega + rounding)) ++reading.violations;  // a NaN counts
+  }
+  return reading;
+}
+
+double ProbeReadings::mean(std::int64_t layer, std::int64_t head, std::int64_t column,
+                           std::int64_t first_row) const {
+  double sum = 0;
+  for (std::int64_t s = 0; s < sequences; ++s)
+    for (std::int64_t i = first_row; i < length; ++i)
+      sum += static_cast<double>(
+          values[index((((layer * heads + head) * sequences + s) * length + i) * columns + column)]);
+  return sum / static_cast<double>(sequences * (length - first_row));
+}
+
+namespace {
+
+// Reads every query of one head of one sequence.
+class HeadProbe {
+ public:
+  // qkv: packed [T, 3, H, d_h] of one sequence; the first content_dim coordinates of q and k are content.
+  HeadProbe(const std::vector<float>& qkv, std::int64_t length, std::int64_t heads, std::int64_t head,
+            std::int64_t head_dim, std::int64_t content_dim, float scale)
+      : length_(length),
+        content_dim_(content_dim),
+        q_(index(length * content_dim)),
+        k_(q_.size()),
+        content_(index(length)),
+        scratch_(content_.size()) {
+    for (std::int64_t t = 0; t < length; ++t) {
+      const float* q = &qkv[index((t * 3 * heads + head) * head_dim)];
+      const float* k = q + heads * head_dim;
+      for (std::int64_t c = 0; c < content_dim; ++c) {
+        q_[index(t * content_dim + c)] = q[c] * scale;
+        k_[index(c * length + t)] = k[c];
+      }
+    }
+  }
+
+  QueryReading read(std::int64_t i, const NormalisedPrior& prior) {
+    float* s = content_.data();
+    std::fill_n(s, i + 1, 0.0f);
+    for (std::int64_t c = 0; c < content_dim_; ++c) {
+      const float q = q_[index(i * content_dim_ + c)];
+      const float* k = &k_[index(c * length_)];
+#pragma omp simd
+      for (std::int64_t j = 0; j <= i; ++j) s[j] += q * k[j];
+    }
+    return read_query(std::span(content_).first(index(i + 1)), prior.log_prior,
+                      prior.log_normaliser[index(i)], scratch_);
+  }
+
+ private:
+  std::int64_t length_, content_dim_;
+  std::vector<float> q_,
+      k_;  // sigma q [T, d_c]; k transposed [d_c, T], so that a row of logits is built by vectors of keys
+  std::vector<float> content_;
+  std::vector<double> scratch_;
+};
+
+// Reads one head of one sequence into the readings.
+void read_head(ProbeReadings& readings, HeadProbe head, const NormalisedPrior& prior, std::int64_t layer_head,
+               std::int64_t sequence, const std::function<void(std::int64_t)>& progress) {
+  float* out = &readings.values[index((layer_head * readings.sequences + sequence) * readings.length *
+                                      ProbeReadings::columns)];
+  for (std::int64_t i = 0; i < readings.length; ++i, out += ProbeReadings::columns) {
+    const QueryReading reading = head.read(i, prior);
+    const double columns[ProbeReadings::columns] = {reading.omega, reading.first, reading.largest,
+                                                    reading.recent};
+    std::ranges::transform(columns, out, [](double value) { return static_cast<float>(value); });
+    readings.theorem1_keys[index(layer_head)] += i + 1;
+    readings.theorem1_violations[index(layer_head)] += reading.violations;
+    if (progress) progress(i + 1);
+  }
+}
+
+ProbeReadings empty_readings(const Config& config, std::int64_t sequences, std::int64_t length) {
+  ProbeReadings readings;
+  readings.layers = config.model.layers;
+  readings.heads = config.model.heads;
+  readings.sequences = sequences;
+  readings.length = length;
+  const std::int64_t heads = readings.layers * readings.heads;
+  readings.values.resize(index(heads * sequences * length * ProbeReadings::columns));
+  readings.theorem1_keys.resize(index(heads));
+  readings.theorem1_violations.resize(index(heads));
+  return readings;
+}
+
+}  // namespace
+
+ProbeReadings probe_attention(const Config& config, const ParameterSet& parameters, Device& device,
+                              TokenSource& source, std::int64_t sequences,
+                              const std::vector<NormalisedPrior>& priors,
+                              const std::function<void(std::int64_t)>& progress) {
+  const std::int64_t heads = config.model.heads, length = priors.at(0).log_prior.length();
+  ProbeReadings readings = empty_readings(config, sequences, length);
+  MemoryPlan memory;
+  Model model(config, {1, length}, false, parameters, memory);
+  memory.allocate(device, "Give a smaller --length");
+  model.bind(device);
+
+  const float scale = config.model.attn_scale == "none"
+                          ? 1.0f
+                          : static_cast<float>(1 / std::sqrt(static_cast<double>(config.content_dim())));
+  std::vector<float> host;
+  std::int64_t sequence = 0;
+  model.set_attention_observer([&](std::int64_t layer, const Tensor& qkv) {
+    host.resize(index(qkv.elements()));
+    device.download(host.data(), qkv.as<float>(), qkv.bytes());
+#pragma omp parallel for schedule(dynamic)
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const std::int64_t layer_head = layer * heads + head;
+      read_head(readings,
+                HeadProbe(host, length, heads, head, config.head_dim(), config.content_dim(), scale),
+                priors[index(layer_head)], layer_head, sequence, progress);
+    }
+  });
+  std::vector<std::int32_t> inputs(index(length)), targets(index(length));
+  for (; sequence < sequences; ++sequence) {
+    source.read(static_cast<std::uint64_t>(sequence), inputs, targets);
+    model.load(device, inputs, targets);
+    model.forward(device);
+  }
+  return readings;
+}
+
+}  // namespace goat

@@ -1,0 +1,264 @@
+#include "train/commands/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+
+#include "train/commands/version.h"
+#include "train/config/config.h"
+#include "train/config/config_keys.h"
+
+namespace goat {
+
+namespace {
+constexpr const char* examples = R"(Examples:
+  train_gpt_goat --config copy_mixture                        train the built-in task (a minute or less)
+  train_gpt_goat --config shakespeare --set train.steps=500   train a preset with one key changed
+  train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
+  train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
+  train_gpt_goat --config c4_125m --dry-run                   parameters, memory and steps, without training
+  train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
+  train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --json eval.json
+  train_gpt_goat analyze --checkpoint runs/shakespeare
+  train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:" --samples 3
+  train_gpt_goat sample --checkpoint runs/shakespeare --prompt-file start.txt --temperature 0.8
+
+Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.
+)";
+
+constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
+constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
+constexpr std::int64_t most_samples = 1'000'000;
+constexpr std::int64_t most_heads = 10'000;  // which of them a model has is checked when it is read
+
+// An empty name, of a shell's variable that is not set, must not mean the default.
+CLI::Validator name() {
+  return {[](const std::string& word) {
+            return word.empty() ? std::string("the name is empty; give one, or leave the option out")
+                                : std::string();
+          },
+          ""};
+}
+
+void add_training(CLI::App& app, TrainOptions& options) {
+  app.add_option("--config", options.config, "preset or .toml file")
+      ->type_name("NAME|FILE.toml")
+      ->check(name());
+  app.add_option("--set", options.settings, "change a key of the config; may be repeated")
+      ->type_name("SECTION.KEY=VALUE")
+      ->allow_extra_args(false);
+  app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")
+      ->type_name("FOLDER")
+      ->check(name());
+  CLI::Option* resume = app.add_flag(
+      "--resume", options.resume,
+      "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
+  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
+  app.add_flag("--allow-changed-data", options.allow_changed_data,
+               "resume although the training data are not those the run began with")
+      ->needs(resume);
+  app.add_flag("--dry-run", options.dry_run,
+               "print parameters, memory, steps and data, and stop; with --print-config the config too");
+  app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
+  app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
+}
+
+CLI::Validator integer(std::int64_t low, std::int64_t high) {
+  return {[low, high](const std::string& word) {
+            std::int64_t value = 0;
+            const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+            const bool good = error == std::errc{} && end == word.data() + word.size();
+            if (good && value >= low && value <= high) return std::string();
+            return word + " is not allowed; expected an integer from " + std::to_string(low) + " to " +
+                   std::to_string(high);
+          },
+          ""};
+}
+
+CLI::Validator number() {
+  return {[](const std::string& word) {
+            char* end = nullptr;
+            std::strtod(word.c_str(), &end);
+            return !word.empty() && *end == '\0' ? std::string()
+                                                 : "\"" + word + "\" is not allowed; expected a number";
+          },
+          ""};
+}
+
+void add_data(CLI::App& command, std::vector<std::string>& data, const std::string& purpose) {
+  command.add_option("--data", data, "shards " + purpose + " (default: the run's validation data)")
+      ->type_name("GLOB|FILE")
+      ->check(name());
+}
+
+void add_checkpoint(CLI::App& command, std::string& checkpoint) {
+  command
+      .add_option(
+          "--checkpoint", checkpoint,
+          "run folder (its newest checkpoint), step_* folder, or a model.safetensors with its state.json")
+      ->type_name("RUN")
+      ->check(name())
+      ->required();
+}
+
+CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
+  CLI::App& command = *app.add_subcommand("eval", "perplexity of a trained model at a list of lengths");
+  add_checkpoint(command, options.checkpoint);
+  add_data(command, options.data, "to evaluate on");
+  command
+      .add_option("--lengths", options.lengths,
+                  "sequence lengths, as in 256,512,1024 (default: the training length)")
+      ->type_name("N,N")
+      ->delimiter(',')
+      ->check(integer(1, longest_sequence));
+  command
+      .add_option("--protocol", options.protocol,
+                  "recut: the same tokens cut at each length; paper: the published protocol")
+      ->type_name("recut|paper");
+  command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")
+      ->type_name("N")
+      ->check(integer(1, most_tokens));
+  command.add_option("--per-token", options.per_token, "write the loss of every token")
+      ->type_name("FILE.npy")
+      ->check(name());
+  command.add_option("--json", options.json, "write the results")->type_name("FILE.json")->check(name());
+  return command;
+}
+
+CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
+  CLI::App& command = *app.add_subcommand("analyze", "what the prior has learned, as .npy and .json files");
+  add_checkpoint(command, options.checkpoint);
+  command.add_option("--out", options.out, "where the files go (default: RUN/analysis)")
+      ->type_name("FOLDER")
+      ->check(name());
+  command.add_option("--length", options.length, "T (default: the training length)")
+      ->type_name("N")
+      ->check(integer(2, longest_analysis));
+  command.add_option("--layer", options.layer, "layer of log_prior.npy, from 0 on (default: 0)")
+      ->type_name("N")
+      ->check(integer(-most_heads, most_heads));
+  command.add_option("--head", options.head, "head of log_prior.npy, from 0 on (default: 0)")
+      ->type_name("N")
+      ->check(integer(-most_heads, most_heads));
+  add_data(command, options.data, "for signal_vs_sink.npy");
+  return command;
+}
+
+CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
+  CLI::App& command = *app.add_subcommand("sample", "text from a trained model");
+  add_checkpoint(command, options.checkpoint);
+  command.add_option("--prompt", options.prompt, "text to continue; -: from stdin")->type_name("TEXT");
+  command.add_option("--prompt-file", options.prompt_file, "the text in a file, byte by byte; -: from stdin")
+      ->type_name("FILE")
+      ->check(name());
+  command.add_option("--tokens", options.tokens, "tokens to generate (default: 200)")
+      ->type_name("N")
+      ->check(integer(1, longest_sequence));
+  command
+      .add_option("--samples", options.samples,
+                  "continuations; number i has the seed --seed + i - 1 (default: 1)")
+      ->type_name("N")
+      ->check(integer(1, most_samples));
+  command.add_option("--json", options.json, "write the continuations, with their token ids")
+      ->type_name("FILE.json")
+      ->check(name());
+  command.add_option("--temperature", options.temperature, "0: always the most likely token (default: 1)")
+      ->type_name("X")
+      ->check(number());
+  command.add_option("--top-k", options.top_k, "only the K most likely tokens (default: 0, off)")
+      ->type_name("K")
+      ->check(integer(0, most_tokens));
+  command
+      .add_option("--top-p", options.top_p,
+                  "only the most likely tokens that have probability P together (default: 1, off)")
+      ->type_name("P")
+      ->check(number());
+  command.add_option("--seed", options.seed, "of the draws (default: 1)")
+      ->type_name("N")
+      ->check(integer(0, most_tokens));
+  command
+      .add_option("--tokenizer", options.tokenizer,
+                  "how text becomes tokens (default: that of the training data)")
+      ->type_name("auto|bytes|gpt2|ids");
+  command
+      .add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")
+      ->type_name("FOLDER")
+      ->check(name());
+  command.add_flag("--no-cache", options.no_cache, "recompute the whole sequence for every token");
+  return command;
+}
+
+// ": did you mean --overwrite?" for the first option on the command line that `app` does not know.
+std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) known.push_back(option->get_name());
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i], option = word.substr(0, word.find('='));
+    if (!option.starts_with("--") || std::ranges::count(known, option)) continue;
+    const std::string near = nearest(option, known);
+    if (!near.empty()) return ": did you mean " + near + "?";
+  }
+  return "";
+}
+}  // namespace
+
+std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]) == "--set" &&
+        (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--")))
+      throw ConfigError("--set needs a value: --set section.key=value");
+  CommandLine line;
+  TrainOptions training;
+  EvalOptions evaluation;
+  AnalyzeOptions analysis;
+  SampleOptions sampling;
+  CLI::App app{"Trains GPT models whose attention has a learnable prior.", "train_gpt_goat"};
+  app.footer(examples);
+  app.get_formatter()->column_width(28);
+  app.require_subcommand(0, 1);
+  app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")
+      ->type_name("auto|cuda|cpu|simt");
+  app.fallthrough();  // --device may stand behind the subcommand
+  app.set_version_flag("--version", version_text, "print commit, compiler, devices and libraries, and stop");
+  add_training(app, training);
+  const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis),
+                 &sample = add_sample(app, sampling);
+  const auto active = [&]() -> const CLI::App& {
+    return eval.parsed() ? eval : analyze.parsed() ? analyze : sample.parsed() ? sample : app;
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return std::nullopt;
+  } catch (const CLI::CallForVersion&) {
+    std::fputs(version_text().c_str(), stdout);
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) +
+                      "\nRun train_gpt_goat --help for the options.");
+  }
+  if (&active() != &app)
+    for (const CLI::Option* option : app.get_options())
+      if (option->count() > 0 && option->get_name() != "--device")
+        throw ConfigError(option->get_name() + " belongs to training, not to " + active().get_name() +
+                          "; see train_gpt_goat " + active().get_name() + " --help");
+  if (eval.parsed())
+    line.command = evaluation;
+  else if (analyze.parsed())
+    line.command = analysis;
+  else if (sample.parsed())
+    line.command = sampling;
+  else if (training.config.empty() && !training.list_configs && !(training.resume && !training.out.empty()))
+    throw ConfigError(
+        "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
+        "--resume "
+        "--out RUN\nRun train_gpt_goat --help for the options.");
+  else
+    line.command = training;
+  return line;
+}
+
+}  // namespace goat

@@ -1,0 +1,96 @@
+#include "train/commands/token_sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/philox.h"
+#include "train/config/config.h"
+
+namespace goat {
+
+namespace {
+void require(bool holds, const char* option, const std::string& value, const char* allowed) {
+  if (!holds) throw ConfigError(std::string(option) + " " + value + ": expected " + allowed);
+}
+
+// Uniform in [0, 1) with 53 bits.
+double uniform_number(std::uint64_t seed, std::uint64_t index) {
+  const PhiloxBlock words = philox(seed, RandomStream::sample, index, 0);
+  const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+std::size_t most_likely(std::span<const float> logits) {
+  std::size_t best = 0;
+  for (std::size_t id = 0; id < logits.size(); ++id) {
+    if (!std::isfinite(logits[id]))
+      throw std::runtime_error("the model's logit of token " + std::to_string(id) +
+                               " is not finite: its weights are damaged");
+    if (logits[id] > logits[best]) best = id;
+  }
+  return best;
+}
+}  // namespace
+
+void validate(const SamplingRule& rule) {
+  require(rule.temperature >= 0 && std::isfinite(rule.temperature), "--temperature",
+          std::to_string(rule.temperature), "a number of at least 0");
+  require(rule.top_k >= 0, "--top-k", std::to_string(rule.top_k), "an integer of at least 0 (0: off)");
+  require(rule.top_p > 0 && rule.top_p <= 1, "--top-p", std::to_string(rule.top_p),
+          "a number above 0 and up to 1 (1: off)");
+}
+
+TokenSampler::TokenSampler(const SamplingRule& rule, std::uint64_t seed) : rule_(rule), seed_(seed) {
+  validate(rule);
+}
+
+std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t index) {
+  if (logits.empty()) throw std::invalid_argument("TokenSampler::sample: no logits");
+  const std::size_t best = most_likely(logits);
+  if (rule_.temperature == 0) return static_cast<std::int32_t>(best);
+
+  candidates_.clear();
+  for (std::size_t id = 0; id < logits.size(); ++id) {
+    const double below_best = static_cast<double>(logits[id]) - static_cast<double>(logits[best]);
+    candidates_.push_back(
+        {logits[id], static_cast<std::int32_t>(id), std::exp(below_best / rule_.temperature)});
+  }
+  if (rule_.top_k > 0) keep_most_likely(static_cast<std::size_t>(rule_.top_k));
+  if (rule_.top_p < 1) keep_mass(rule_.top_p);
+  // Rounding may swap two tokens of nearly equal logits: in the order of ids that changes no draw.
+  std::ranges::sort(candidates_, {}, &Candidate::id);
+
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  const double drawn =
+      uniform_number(seed_, index) * total;  // below total, also after rounding: the walk ends inside
+  std::size_t chosen = 0;
+  for (double sum = candidates_[0].weight; sum <= drawn && chosen + 1 < candidates_.size();)
+    sum += candidates_[++chosen].weight;
+  return candidates_[chosen].id;
+}
+
+// Leaves the `count` most likely candidates, in order.
+void TokenSampler::keep_most_likely(std::size_t count) {
+  count = std::min(count, candidates_.size());
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
+                    candidates_.end(), [](const Candidate& a, const Candidate& b) {
+                      return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+                    });
+  candidates_.resize(count);
+}
+
+// Leaves the shortest run of most likely candidates that holds `share` of the weight.
+void TokenSampler::keep_mass(double share) {
+  keep_most_likely(candidates_.size());
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  std::size_t kept = 0;
+  for (double sum = 0; kept < candidates_.size() && sum < share * total; ++kept)
+    sum += candidates_[kept].weight;
+  candidates_.resize(kept);
+}
+
+}  // namespace goat

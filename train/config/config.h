@@ -1,0 +1,139 @@
+// Config: everything a run depends on. Presets and files are TOML; `--set section.key=value` changes any key.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace goat {
+
+// A bad key, value or combination; the message names key, value and what is allowed. The program exits with
+// code 2.
+struct ConfigError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Config {
+  struct Model {
+    std::string block = "gpt";  // gpt, llama
+    std::int64_t layers = 12;
+    std::int64_t heads = 12;
+    std::int64_t width = 768;
+    std::int64_t ff_width = 0;  // 0: 4 * width
+    std::int64_t vocab = 50257;
+    std::string attention = "goat";  // goat, none
+    std::string attn_scale =
+        "rsqrt";  // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
+    std::string precision = "auto";  // auto, fp32, bf16
+    std::string tf32 = "none";       // fp32 mode on cuda: GEMMs that may use TF32: none, all
+    std::string recompute = "none";  // none, gelu, block
+  } model;
+
+  struct Prior {
+    std::int64_t pos_rank = 2;  // R
+    std::int64_t abs_rank = 8;  // M
+    std::int64_t lane_dim = 0;  // d_p; 0: 2R + 2
+    double base = 10000;
+    double abs_base = 10000;
+    std::string init = "zero";     // zero, random, alibi
+    std::string recency = "free";  // free, softplus, off
+    bool learned_frequencies = false;
+    std::int64_t sink_hidden = 0;   // n; 0: min(2(2M+2), max(2H, 4))
+    double sink_init_scale = 1e-3;  // std of the sink MLP's random weights
+  } prior;
+
+  struct CopyMixture {
+    double p_first = 0.25;
+    double p_prev = 0.25;
+  };
+  struct Data {
+    std::string source = "shards";  // shards, copy_mixture
+    std::string train;              // glob of shards
+    std::string val;                // glob of shards; empty: no validation
+    std::int64_t seq_len = 2048;    // T
+    std::string block = "bos";      // bos, window
+    std::int64_t bos = 50256;       // token put before every block in bos mode
+    CopyMixture copy_mixture;
+  } data;
+
+  struct Train {
+    std::int64_t steps = 0;        // exactly one of steps and tokens is positive
+    std::int64_t tokens = 0;       // steps = ceil(tokens / (batch * seq_len))
+    std::int64_t batch = 128;      // sequences a step, over all ranks
+    std::int64_t micro_batch = 0;  // sequences a forward pass; 0: the whole batch
+    double lr = 1e-4;
+    double min_lr = 3e-5;
+    std::int64_t warmup = 2000;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double clip = 1.0;  // 0: off
+    std::int64_t seed = 1;
+    bool deterministic = true;
+    double spike_z = 0;  // skip updates whose loss or gradient norm is so many standard deviations above the
+                         // window's mean; 0: off
+    std::int64_t spike_window = 128;  // updates in that window
+    std::int64_t max_skips = 10;      // stop after so many skipped updates in a row
+  } train;
+
+  struct Eval {
+    std::int64_t interval = 0;          // steps between validations; 0: only at the end
+    std::int64_t tokens = 1'048'576;    // of validation data, in whole sequences; 0: no validation
+    std::int64_t retired_batches = -1;  // eval.batches of older versions, until resolve_retired; -1: not set
+  } eval;
+
+  struct Checkpoint {
+    std::int64_t interval = 0;   // steps between checkpoints; 0: by time alone
+    double minutes = 10;         // wall time between checkpoints; 0: by steps alone
+    std::int64_t keep = 3;       // newest checkpoints kept; 0: all
+    std::int64_t milestone = 0;  // a checkpoint whose step is a multiple of this is kept for ever; 0: none
+  } checkpoint;
+
+  struct Log {
+    std::int64_t interval = 1;  // steps between progress lines
+  } log;
+
+  // Values that follow from others.
+  std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
+  bool has_prior() const { return model.attention == "goat"; }
+  std::int64_t lane_dim() const {
+    return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2;
+  }                                                                     // d_p
+  std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
+  std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
+  std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
+  std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
+  std::int64_t sink_hidden() const;                                      // n
+  std::int64_t steps() const;
+};
+
+struct Preset {
+  std::string name;
+  std::string description;
+  std::string toml;
+};
+const std::vector<Preset>& presets();
+
+// What is told about a config that is not wrong: a retired key and what it means now.
+using ConfigNotes = std::function<void(const std::string&)>;
+
+// Reads a preset's name or a .toml file, applies the `section.key=value` settings in order, and validates the
+// result. Throws ConfigError.
+Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
+                   const ConfigNotes& note = {});
+
+// Parses TOML text on top of `config`; `origin` names it in messages. Does not validate combinations.
+void apply_toml(Config& config, const std::string& text, const std::string& origin,
+                const ConfigNotes& note = {});
+void apply_setting(Config& config, const std::string& setting);  // "section.key=value"
+// Gives the keys of older versions that were set their present meaning; eval.batches counts `sequences` each.
+void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& note = {});
+void validate(const Config& config);
+
+// The config as TOML, every key with its value and a short comment; load_config of it gives the same config.
+std::string to_toml(const Config& config);
+
+}  // namespace goat

@@ -1,0 +1,174 @@
+// Combinations of settings that cannot work, refused before anything is allocated, and the values that follow
+// from several keys.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "train/config/config.h"
+#include "train/config/config_keys.h"
+
+namespace goat {
+
+std::int64_t Config::sink_hidden() const {
+  return prior.sink_hidden ? prior.sink_hidden
+                           : std::min(2 * sink_features(), std::max<std::int64_t>(2 * model.heads, 4));
+}
+
+std::int64_t Config::steps() const {
+  if (train.steps) return train.steps;
+  const std::int64_t tokens_a_step = train.batch * data.seq_len;
+  return train.tokens / tokens_a_step + (train.tokens % tokens_a_step != 0);
+}
+
+namespace {
+
+std::string equals(const char* key, std::int64_t value) {
+  return std::string(key) + " = " + std::to_string(value);
+}
+
+std::string equals(const char* key, double value) {
+  char digits[32];
+  return std::string(key) + " = " +
+         std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw ConfigError(otherwise);
+}
+
+// A Config filled in by hand has not gone through the parser's checks.
+void check_ranges(const Config& config) {
+  Config copy = config;
+  for (const Key& key : config_keys(copy))
+    require(value_allowed(key),
+            key.name + " = " + value_as_toml(key) + " is not allowed; expected " + expected_value(key));
+}
+
+void check_heads(const Config& c) {
+  const std::int64_t heads = c.model.heads, below = c.model.width / heads * heads;
+  require(c.model.width % heads == 0,
+          equals("model.width", c.model.width) + " is not divisible by " + equals("model.heads", heads) +
+              "; take a multiple of " + std::to_string(heads) + " such as " +
+              (below ? std::to_string(below) + " or " : "") + std::to_string(below + heads));
+}
+
+// The prior's lanes take d_p >= 2R + 2 of a head's dimensions and leave at least one for the content.
+void check_prior(const Config& c) {
+  if (!c.has_prior()) return;
+  const std::int64_t needed = 2 * c.prior.pos_rank + 2;
+  require(c.lane_dim() >= needed, equals("prior.lane_dim", c.prior.lane_dim) + " is too small for " +
+                                      equals("prior.pos_rank", c.prior.pos_rank) +
+                                      ", which takes 2 * pos_rank + 2 lanes; set it to at least " +
+                                      std::to_string(needed) + ", or to 0 for just that");
+  if (c.content_dim() < 1) {
+    const std::int64_t fitting_rank = (c.head_dim() - 3) / 2;
+    std::string message = equals("model.width", c.model.width) + " and " +
+                          equals("model.heads", c.model.heads) + " give heads of " +
+                          std::to_string(c.head_dim()) + " dimensions; the prior takes " +
+                          std::to_string(c.lane_dim()) + " of them (" +
+                          (c.prior.lane_dim ? equals("prior.lane_dim", c.prior.lane_dim)
+                                            : equals("prior.pos_rank", c.prior.pos_rank)) +
+                          ") and leaves none for the content. Set model.width to at least " +
+                          std::to_string(c.model.heads * (c.lane_dim() + 1));
+    if (fitting_rank >= 1)
+      message += std::string(", or prior.pos_rank to at most ") + std::to_string(fitting_rank) +
+                 (c.prior.lane_dim ? " with prior.lane_dim = 0" : "");
+    throw ConfigError(message);
+  }
+  require(c.prior.init != "alibi" || c.prior.recency != "off",
+          "prior.init = \"alibi\" starts from ALiBi's slopes, but prior.recency = \"off\" has no slope; set "
+          "prior.recency to free or softplus, or "
+          "prior.init to zero or random");
+}
+
+void check_shards(const Config& c) {
+  require(!c.data.train.empty(),
+          "data.source = \"shards\" needs files, but data.train is empty; set it to a glob, as in --set "
+          "data.train='data/mine/train_*.bin'");
+  require(
+      c.data.block != "bos" || c.data.bos < c.model.vocab,
+      equals("data.bos", c.data.bos) + " is no token of " + equals("model.vocab", c.model.vocab) +
+          "; set it to a token id below the vocabulary size, or data.block to window, which needs no BOS");
+}
+
+void check_copy_mixture(const Config& c) {
+  const auto& [p_first, p_prev] = c.data.copy_mixture;
+  constexpr double rounding = 1e-12;
+  require(p_first + p_prev <= 1 + rounding,
+          equals("data.copy_mixture.p_first", p_first) + " and " +
+              equals("data.copy_mixture.p_prev", p_prev) +
+              " are probabilities of two exclusive events, but add up to more than 1; lower one of them");
+  require(c.data.seq_len >= 2,
+          equals("data.seq_len", c.data.seq_len) +
+              " is too short for data.source = \"copy_mixture\", which copies earlier tokens; "
+              "set it to at least 2");
+}
+
+void check_batch(const Config& c) {
+  if (c.train.batch % c.micro_batch() == 0) return;
+  std::int64_t divisor = std::min(c.micro_batch(), c.train.batch);
+  while (c.train.batch % divisor != 0) --divisor;
+  throw ConfigError(equals("train.batch", c.train.batch) + " is not divisible by " +
+                    equals("train.micro_batch", c.train.micro_batch) +
+                    "; set train.micro_batch to a divisor of it such as " + std::to_string(divisor) +
+                    ", or to 0 for the whole batch at once");
+}
+
+void check_schedule(const Config& c) {
+  require(c.train.steps || c.train.tokens,
+          "train.steps = 0 and train.tokens = 0 leave nothing to train; set one of them, as in --set "
+          "train.steps=1000");
+  require(!c.train.steps || !c.train.tokens, equals("train.steps", c.train.steps) + " and " +
+                                                 equals("train.tokens", c.train.tokens) +
+                                                 " both set the length of the run; set one of them to 0");
+  require(c.train.warmup <= c.steps(),
+          equals("train.warmup", c.train.warmup) + " is longer than the run of " + std::to_string(c.steps()) +
+              " steps (" + (c.train.steps ? "train.steps" : "train.tokens / (train.batch * data.seq_len)") +
+              "); lower train.warmup or train longer");
+  require(c.train.min_lr <= c.train.lr,
+          equals("train.min_lr", c.train.min_lr) + ", where the schedule ends, is above its peak " +
+              equals("train.lr", c.train.lr) + "; lower train.min_lr or raise train.lr");
+}
+
+// Products that would overflow, or that no machine holds. What fits the memory at hand is known only later,
+// when it is planned.
+void check_sizes(const Config& c) {
+  constexpr double most_elements = 0x1p50, most_counted = 0x1p62;
+  const double layers = static_cast<double>(c.model.layers), width = static_cast<double>(c.model.width),
+               ff_width = static_cast<double>(c.ff_width());
+  const double vocab = static_cast<double>(c.model.vocab);
+  const auto with = [&](const char* key, std::int64_t value) { return ", " + equals(key, value); };
+  const double parameters = layers * (4 * width * width + 2 * width * ff_width) + vocab * width;
+  require(parameters <= most_elements,
+          equals("model.layers", c.model.layers) + with("model.width", c.model.width) +
+              with("model.ff_width", c.ff_width()) + with("model.vocab", c.model.vocab) + ": " +
+              equals("parameters", parameters) + " are more than any machine holds; lower one of them");
+  const double tokens = static_cast<double>(c.micro_batch()) * static_cast<double>(c.data.seq_len);
+  const double activations = tokens * (layers * (6 * width + 2 * ff_width) + vocab);
+  require(activations <= most_elements,
+          equals("train.micro_batch", c.micro_batch()) + with("data.seq_len", c.data.seq_len) +
+              with("model.layers", c.model.layers) + with("model.width", c.model.width) +
+              with("model.vocab", c.model.vocab) + ": " + equals("activations", activations) +
+              " are more than any machine holds; lower one of them");
+  const double counted = static_cast<double>(c.steps()) * static_cast<double>(c.train.batch) *
+                         static_cast<double>(c.data.seq_len);
+  require(counted <= most_counted,
+          equals("steps", c.steps()) + with("train.batch", c.train.batch) +
+              with("data.seq_len", c.data.seq_len) +
+              ": the tokens of the run cannot be counted in 64 bits; lower one of them");
+}
+
+}  // namespace
+
+void validate(const Config& config) {
+  check_ranges(config);
+  check_heads(config);
+  check_prior(config);
+  if (config.data.source == "shards") check_shards(config);
+  if (config.data.source == "copy_mixture") check_copy_mixture(config);
+  check_batch(config);
+  check_schedule(config);
+  check_sizes(config);
+}
+
+}  // namespace goat

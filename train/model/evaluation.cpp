@@ -1,0 +1,174 @@
+#include "train/model/evaluation.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace goat {
+
+namespace {
+// Least common multiple; more than `limit` is given back as limit + 1.
+std::int64_t common_multiple(const std::vector<std::int64_t>& lengths, std::int64_t limit) {
+  std::int64_t multiple = 1;
+  for (const std::int64_t length : lengths) {
+    const std::int64_t factor = length / std::gcd(multiple, length);
+    if (factor > limit / multiple) return limit + 1;
+    multiple *= factor;
+  }
+  return multiple;
+}
+
+void require_available(std::int64_t length, std::int64_t available) {
+  if (length > available)
+    throw DataError("the data hold " + std::to_string(available) +
+                    " tokens to predict, too few for one sequence of length " + std::to_string(length) +
+                    ": evaluate shorter lengths or give more data");
+}
+
+// The sequences from `first` on as one micro-batch; where the cut ends, the rest is filled up with targets
+// that are not counted.
+void read_sequences(TokenSource& source, std::int64_t first, std::int64_t count, std::size_t length,
+                    std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets) {
+  for (std::int64_t b = 0; b < count; ++b) {
+    const std::size_t offset = static_cast<std::size_t>(b) * length;
+    source.read(static_cast<std::uint64_t>(first + b), std::span(inputs).subspan(offset, length),
+                std::span(targets).subspan(offset, length));
+  }
+  const auto end = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(count) * length);
+  std::fill(inputs.begin() + end, inputs.end(), 0);
+  std::fill(targets.begin() + end, targets.end(), -1);
+}
+
+void add_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
+  const std::size_t length = result.sum.size();
+  for (std::size_t n = 0; n < losses.size(); ++n) {
+    if (targets[n] < 0) continue;
+    result.sum[n % length] += static_cast<double>(losses[n]);
+    ++result.counted[n % length];
+  }
+}
+
+void keep_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
+  for (std::size_t n = 0; n < losses.size(); ++n)
+    result.per_token.push_back(targets[n] < 0 ? std::numeric_limits<float>::quiet_NaN() : losses[n]);
+}
+
+// 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two and halfway between.
+std::int64_t next_edge(std::int64_t edge) {
+  if (edge < 2) return edge + 1;
+  return std::has_single_bit(static_cast<std::uint64_t>(edge)) ? edge / 2 * 3 : edge / 3 * 4;
+}
+}  // namespace
+
+std::vector<Cut> recut(const std::vector<std::int64_t>& lengths, std::int64_t available) {
+  for (const std::int64_t length : lengths) require_available(length, available);
+  const std::int64_t multiple = common_multiple(lengths, available);
+  if (multiple > available)
+    throw DataError(
+        "no " + std::to_string(available) +
+        " tokens or fewer can be cut at every length without a rest: take lengths that divide the "
+        "largest, or give more data");
+  const std::int64_t tokens = available / multiple * multiple;
+  std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
+  for (const std::int64_t length : lengths) cuts.push_back({length, tokens / length});
+  return cuts;
+}
+
+std::vector<Cut> paper_cuts(const std::vector<std::int64_t>& lengths, std::int64_t available) {
+  constexpr std::int64_t most_sequences = 100, most_tokens = 819'200;
+  std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
+  for (const std::int64_t length : lengths) {
+    require_available(length, available);
+    const std::int64_t wanted = std::clamp<std::int64_t>(most_tokens / length, 1, most_sequences);
+    cuts.push_back({length, std::min(wanted, available / length)});
+  }
+  return cuts;
+}
+
+std::vector<Cut> generated_cuts(const std::vector<std::int64_t>& lengths, std::int64_t tokens) {
+  std::vector<Cut> cuts;
+  cuts.reserve(lengths.size());
+  for (const std::int64_t length : lengths)
+    cuts.push_back({length, std::max<std::int64_t>(1, tokens / length)});
+  return cuts;
+}
+
+std::int64_t TokenLosses::tokens() const {
+  return std::accumulate(counted.begin(), counted.end(), std::int64_t{0});
+}
+
+double TokenLosses::nll() const {
+  return std::accumulate(sum.begin(), sum.end(), 0.0) / static_cast<double>(tokens());
+}
+
+std::vector<CurveBin> TokenLosses::curve() const {
+  const auto length = static_cast<std::int64_t>(sum.size());
+  std::vector<CurveBin> bins;
+  for (std::int64_t first = 0; first < length; first = next_edge(first)) {
+    const std::int64_t end = std::min(next_edge(first), length);
+    const double total = std::accumulate(sum.begin() + first, sum.begin() + end, 0.0);
+    const std::int64_t targets =
+        std::accumulate(counted.begin() + first, counted.begin() + end, std::int64_t{0});
+    bins.push_back({first, end, total / static_cast<double>(targets)});
+  }
+  return bins;
+}
+
+std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
+                                const PassLimits& limits) {
+  MemoryPlan one;
+  const Model model(config, {1, cut.length}, false, parameters, one);
+  const auto by_memory =
+      static_cast<std::int64_t>(limits.activation_bytes / one.bytes(MemoryCategory::activations));
+  const std::int64_t most =
+      std::clamp<std::int64_t>(std::min(limits.tokens / cut.length, by_memory), 1, cut.sequences);
+  const std::int64_t passes = (cut.sequences + most - 1) / most;
+  return (cut.sequences + passes - 1) / passes;
+}
+
+TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
+                           const std::function<void(std::int64_t)>& progress) {
+  const BatchShape shape = model.shape();
+  if (shape.length != cut.length)
+    throw std::invalid_argument("measure_losses: a model for sequences of length " +
+                                std::to_string(shape.length) + ", a cut of length " +
+                                std::to_string(cut.length));
+  const auto length = static_cast<std::size_t>(cut.length);
+  std::vector<std::int32_t> inputs(static_cast<std::size_t>(shape.tokens())), targets(inputs.size());
+  std::vector<float> losses(inputs.size());
+
+  TokenLosses result{
+      .sum = std::vector<double>(length), .counted = std::vector<std::int64_t>(length), .per_token = {}};
+  if (keep_per_token) result.per_token.reserve(static_cast<std::size_t>(cut.tokens()));
+  for (std::int64_t first = 0; first < cut.sequences; first += shape.sequences) {
+    const std::int64_t count = std::min(shape.sequences, cut.sequences - first);
+    read_sequences(source, first, count, length, inputs, targets);
+    model.load(device, inputs, targets);
+    model.forward(device);
+    device.download(losses.data(), model.losses().data, model.losses().bytes());
+    const std::size_t read = static_cast<std::size_t>(count) * length;
+    add_losses(result, std::span(losses).first(read), std::span(targets).first(read));
+    if (keep_per_token) keep_losses(result, std::span(losses).first(read), std::span(targets).first(read));
+    if (progress) progress(first + count);
+  }
+  return result;
+}
+
+TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
+                     TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
+                     const std::function<void(std::int64_t)>& progress) {
+  MemoryPlan memory;
+  Model model(config, {sequences_per_pass(config, parameters, cut, limits), cut.length}, false, parameters,
+              memory);
+  memory.allocate(device, "Evaluate shorter lengths");
+  model.bind(device);
+  return measure_losses(model, device, source, cut, keep_per_token, progress);
+}
+
+}  // namespace goat

@@ -1,0 +1,99 @@
+#include "train/model/memory.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+namespace goat {
+
+namespace {
+constexpr std::size_t alignment = 256;
+constexpr std::size_t index_of(MemoryCategory category) { return static_cast<std::size_t>(category); }
+}  // namespace
+
+const char* name_of(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::parameters: return "parameters";
+    case MemoryCategory::gradients: return "gradients";
+    case MemoryCategory::optimizer: return "optimizer";
+    case MemoryCategory::activations: return "activations";
+    case MemoryCategory::workspace: return "workspace";
+  }
+  throw std::invalid_argument("name_of: unknown memory category");
+}
+
+void MemoryPlan::add(MemoryCategory category, std::string name, DType dtype,
+                     std::initializer_list<std::int64_t> shape, Tensor& view) {
+  Entry& entry = entries_.emplace_back(Entry{category, std::move(name), bytes_[index_of(category)], &view});
+  view = Tensor::contiguous(nullptr, dtype, shape, entry.name.c_str());
+  bytes_[index_of(category)] += (view.bytes() + alignment - 1) / alignment * alignment;
+}
+
+std::size_t MemoryPlan::bytes(MemoryCategory category) const { return bytes_[index_of(category)]; }
+
+std::size_t MemoryPlan::total_bytes() const {
+  return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0});
+}
+
+// Asking first is kinder than being killed: Linux hands out more memory than there is and ends a program that
+// uses it.
+void MemoryPlan::require_fits(const Device& device, const std::string& advice) const {
+  const std::size_t available = device.available_memory();
+  if (total_bytes() <= available) return;
+  throw std::runtime_error("out of memory on device " + device.info().name + ": " +
+                           bytes_text(total_bytes()) + " are needed, " + bytes_text(available) +
+                           " available. Largest tensors: " + largest_tensors(largest_category()) + ". " +
+                           advice + ".");
+}
+
+void MemoryPlan::allocate(Device& device, const std::string& advice) {
+  require_fits(device, advice);
+  for (MemoryCategory category : memory_categories) {
+    const std::size_t size = bytes(category);
+    try {
+      blocks_[index_of(category)] = DeviceBuffer(device, size);
+    } catch (const std::bad_alloc&) {
+      throw std::runtime_error("out of memory on device " + device.info().name + ": " + name_of(category) +
+                               " need " + bytes_text(size) + " of " + bytes_text(total_bytes()) +
+                               " in all. Largest tensors: " + largest_tensors(category) + ". " + advice +
+                               ".");
+    }
+    device.set_zero(blocks_[index_of(category)].data(), size);
+  }
+  for (Entry& entry : entries_)
+    entry.view->data = static_cast<char*>(blocks_[index_of(entry.category)].data()) + entry.offset;
+}
+
+MemoryCategory MemoryPlan::largest_category() const {
+  return *std::ranges::max_element(memory_categories, {},
+                                   [this](MemoryCategory category) { return bytes(category); });
+}
+
+std::string MemoryPlan::largest_tensors(MemoryCategory category) const {
+  std::vector<const Entry*> largest;
+  for (const Entry& entry : entries_)
+    if (entry.category == category) largest.push_back(&entry);
+  std::ranges::sort(largest,
+                    [](const Entry* a, const Entry* b) { return a->view->bytes() > b->view->bytes(); });
+  largest.resize(std::min<std::size_t>(largest.size(), 3));
+  std::string text;
+  for (const Entry* entry : largest)
+    text += (text.empty() ? "" : ", ") + entry->name + " " + entry->view->shape_text() + " " +
+            bytes_text(entry->view->bytes());
+  return text;
+}
+
+std::string bytes_text(std::size_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return text;
+}
+
+}  // namespace goat

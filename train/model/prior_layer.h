@@ -1,0 +1,36 @@
+// PriorLayer: one layer's learnable attention prior (goat.md). Writes the lanes of q and k, hands the slope
+// to attention, takes the gradients back.
+#pragma once
+
+#include "train/model/block.h"
+
+namespace goat {
+
+class PriorLayer {
+ public:
+  PriorLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix);
+  void plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory);
+
+  // Writes coordinates d_c.. of q and k [B, T, H, d_h] in place; row t is position shared.first_position + t.
+  void forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k, float scale);
+  // f32 [H]; absent when recency is off. Valid after forward.
+  Tensor slope() const;
+  // Adds to the parameters' gradients from shared.dq_lanes, dk_lanes, dkey_bias, dslope.
+  void backward(Device& device, SharedBuffers& shared) const;
+
+ private:
+  void fill_tables(Device& device,
+                   const SharedBuffers& shared);  // key_bias_, fourier_ and softplus_slope_ from the weights
+
+  std::int64_t content_dim_, heads_;
+  bool tables_filled_ = false;
+  const Parameter *alpha_, *beta_, *bump_, *w1_, *b1_, *w2_;
+  const Parameter* frequency_ = nullptr;  // learned frequencies only
+  const Parameter* lambda_ = nullptr;     // the slope itself: recency = free
+  const Parameter* rho_ = nullptr;        // slope = softplus(rho): recency = softplus
+  Tensor key_bias_, hidden_;              // f32 [H, T], [T, n]; T_max with a KV cache
+  Tensor fourier_;                        // f32 [T, R, 2], learned frequencies only
+  Tensor softplus_slope_;                 // f32 [H], softplus only
+};
+
+}  // namespace goat

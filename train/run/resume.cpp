@@ -1,0 +1,112 @@
+#include "train/run/resume.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "train/config/config_keys.h"
+#include "train/config/counted.h"
+#include "train/run/run_paths.h"
+
+namespace goat {
+
+namespace {
+Config config_of(const FoundCheckpoint& checkpoint) {
+  Config config;
+  apply_toml(config, checkpoint.manifest.config, (checkpoint.folder / "state.json").string() + ": config");
+  return config;
+}
+
+// The same config with values in the place of the zeros that mean "by default": 0 and that value are the
+// same.
+Config with_defaults(Config config) {
+  config.model.ff_width = config.ff_width();
+  config.prior.lane_dim = config.lane_dim();
+  config.prior.sink_hidden = config.sink_hidden();
+  config.train.micro_batch = config.micro_batch();
+  return config;
+}
+
+// "train_000001.bin has 36000 tokens and had 1009512"
+std::string difference(const std::vector<ShardRecord>& now, const std::vector<ShardRecord>& before) {
+  const std::string counts =
+      counted(std::ssize(before), "shard") + " before, " + counted(std::ssize(now), "shard") + " now";
+  for (const ShardRecord& was : before) {
+    const auto is = std::ranges::find(now, was.name, &ShardRecord::name);
+    if (is == now.end()) return was.name + " is gone (" + counts + ")";
+    if (is->tokens != was.tokens)
+      return was.name + " has " + std::to_string(is->tokens) + " tokens and had " +
+             std::to_string(was.tokens);
+    if (!is->same_as(was)) return was.name + " has other contents, of as many tokens";
+  }
+  return counts;
+}
+}  // namespace
+
+std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoint& checkpoint) {
+  Config before = with_defaults(config_of(checkpoint)), current = with_defaults(now);
+  const std::vector<Key> old_keys = config_keys(before), new_keys = config_keys(current);
+  std::vector<std::string> notes;
+  for (std::size_t i = 0; i < new_keys.size(); ++i) {
+    const Key& key = new_keys[i];
+    const std::string was = value_as_toml(old_keys[i]), is = value_as_toml(key);
+    if (was == is || key.on_resume.kind == OnResume::silent) continue;
+    if (key.on_resume.kind == OnResume::refused)
+      throw ConfigError("--resume: " + key.name + " = " + is + ", but the run in the folder has " + was +
+                        ": " + key.on_resume.reason + "; leave the key as it was, or give another --out");
+    const bool begun = key.on_resume.kind == OnResume::begun;
+    notes.push_back("resuming with " + key.name + " = " + is + ", which was " + was +
+                    (begun ? ": no effect, only the start of a run reads it" : ""));
+  }
+  return notes;
+}
+
+std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run) {
+  const auto found = newest_checkpoint(run, Needed::everything, [](const std::string&) {});
+  return found ? compare_configs(now, *found) : std::vector<std::string>();
+}
+
+Config with_data_located(const Config& config, const std::filesystem::path& run, const DataRecord& data) {
+  const RunPaths paths(run, data.working_folder);
+  Config located = config;
+  if (!config.data.train.empty()) located.data.train = paths.locate(config.data.train);
+  if (!config.data.val.empty()) located.data.val = paths.locate(config.data.val);
+  return located;
+}
+
+void keep_working_folder(DataRecord& now, const DataRecord& before) {
+  if (!before.working_folder.empty()) now.working_folder = before.working_folder;
+}
+
+DataRecord describe_data(const TokenSource& training, const TokenSource* validation) {
+  std::error_code gone;
+  DataRecord data{.working_folder = std::filesystem::current_path(gone).string(),
+                  .tokenizer = training.tokenizer()};
+  data.training = training.shards();
+  if (validation) data.validation = validation->shards();
+  return data;
+}
+
+std::vector<std::string> compare_data(const DataRecord& now, const Config& config,
+                                      const FoundCheckpoint& checkpoint, bool allow_changed_data) {
+  const DataRecord& before = checkpoint.manifest.data;
+  const Config old_config = config_of(checkpoint);
+  std::vector<std::string> notes;
+  if (!before.training.empty() && !now.training.empty() && !same_shards(now.training, before.training)) {
+    const std::string what = difference(now.training, before.training);
+    if (config.data.train == old_config.data.train && !allow_changed_data)
+      throw DataError("--resume: the training data (data.train = '" + config.data.train +
+                      "') are not those the run began with: " + what +
+                      ". Put the old ones back, or give --allow-changed-data to go on with these");
+    notes.push_back("the training data have changed: " + what);
+  }
+  if (!before.tokenizer.empty() && !now.tokenizer.empty() && before.tokenizer != now.tokenizer)
+    throw DataError("--resume: the run was trained on tokens of the tokenizer " + before.tokenizer +
+                    ", the data are now of " + now.tokenizer);
+  if (!before.validation.empty() && !now.validation.empty() &&
+      !same_shards(now.validation, before.validation))
+    notes.push_back("the validation data have changed, and losses cannot be compared with those before: " +
+                    difference(now.validation, before.validation));
+  return notes;
+}
+
+}  // namespace goat

@@ -1,0 +1,245 @@
+#include "train/run/run_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/token_source.h"
+#include "train/run/run_tokenizer.h"
+
+namespace goat {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr const char* config_file = "config.toml";
+constexpr const char* metrics_file = "metrics.jsonl";
+constexpr const char* summary_file = "summary.json";
+const std::string moving_aside = std::string(replaced_run) + ".partial";  // until all of it has been moved
+
+// What a run writes, config.toml first.
+constexpr std::array run_entries = {config_file, metrics_file, summary_file, "checkpoints",
+                                    "figures",   "analysis",   "tokenizer"};
+
+// Bytes of metrics.jsonl up to and with the last whole line of a step that the checkpoint holds.
+std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
+  if (!fs::exists(path)) return 0;
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
+        json["step"].get<std::int64_t>() > step)
+      break;
+    bytes += line.size() + 1;
+  }
+  return bytes;
+}
+
+bool is_there(const fs::path& path) { return fs::exists(fs::symlink_status(path)); }
+
+bool is_empty_file(const fs::path& path) {
+  std::error_code none;
+  return fs::file_size(path, none) == 0 && !none;
+}
+
+// Whether a step or a checkpoint of a run is here.
+bool holds_progress(const fs::path& path) {
+  return (is_there(path / metrics_file) && !is_empty_file(path / metrics_file)) ||
+         !checkpoint_folders(path).empty();
+}
+
+// What a start that was killed may leave, and folders without anything in them.
+bool is_leftover(const fs::directory_entry& entry) {
+  const fs::path name = entry.path().filename();
+  return name.extension() == ".partial" || name == RunLock::file_name || name == replaced_run ||
+         (entry.is_directory() && fs::is_empty(entry.path())) ||
+         (name == metrics_file && is_empty_file(entry.path()));
+}
+
+enum class Content { nothing, run, something_else };
+
+bool is_a_config(const fs::path& path) {
+  try {
+    Config config;
+    apply_toml(config, read_small_file(path), path.string());
+    return true;
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+}
+
+// A config of ours without a step is no run: a start that was killed has left it, or somebody put it there to
+// train in this folder.
+Content content_of(const fs::path& path) {
+  if (!fs::exists(path)) return Content::nothing;
+  if (!fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
+  if (is_there(path / moving_aside)) return Content::run;  // see take_back_old_run
+  if (holds_progress(path)) return is_there(path / config_file) ? Content::run : Content::something_else;
+  if (is_there(path / replaced_run)) return Content::run;
+  const bool vacant = std::ranges::all_of(fs::directory_iterator(path), [](const fs::directory_entry& entry) {
+    return is_leftover(entry) || (entry.path().filename() == config_file && is_a_config(entry.path()));
+  });
+  return vacant ? Content::nothing : Content::something_else;
+}
+
+void refuse_what_is_there(const fs::path& path, ExistingRun existing) {
+  const Content content = content_of(path);
+  if (content == Content::something_else)
+    throw ConfigError("--out " + path.string() +
+                      ": the folder holds files but no run; choose another folder");
+  if (content == Content::run && existing == ExistingRun::refuse)
+    throw ConfigError(
+        "--out " + path.string() +
+        ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
+}
+
+std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
+  const auto found = newest_checkpoint(run, Needed::everything, [](const std::string& reason) {
+    std::fprintf(stderr, "warning: %s\n", reason.c_str());
+  });
+  if (!found && !checkpoint_folders(run).empty())
+    throw DataError("--resume: none of the checkpoints in " + (run / "checkpoints").string() +
+                    " can be used; give --overwrite to begin again");
+  if (!found)
+    std::fprintf(stderr, "note: no checkpoint in %s yet; the run starts from its beginning\n", run.c_str());
+  return found;
+}
+
+void move_entries(const fs::path& from, const fs::path& to) {
+  for (const char* name : run_entries)
+    if (is_there(from / name)) fs::rename(from / name, to / name);
+}
+
+void remove_entries(const fs::path& path) {
+  for (const char* name : run_entries) fs::remove_all(path / name);
+}
+
+// A run that an --overwrite moved aside, wholly or in part, goes back to its place if the program was killed
+// before the new run had anything of its own.
+void take_back_old_run(const fs::path& path) {
+  if (is_there(path / moving_aside)) {
+    move_entries(path / moving_aside, path);
+    fs::remove_all(path / moving_aside);
+  } else if (is_there(path / replaced_run) && !holds_progress(path)) {
+    remove_entries(path);
+    move_entries(path / replaced_run, path);
+    fs::remove_all(path / replaced_run);
+  }
+}
+// A config.toml that somebody put into an empty folder may have comments: it stays beside the resolved one.
+void set_config_aside(const fs::path& path, const std::string& resolved) {
+  const fs::path config = path / config_file;
+  if (is_there(config) && read_small_file(config) != resolved)
+    fs::rename(config, config.string() + ".before");
+}
+}  // namespace
+
+RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
+  refuse_what_is_there(path, existing);
+  try {
+    make_folder();
+    lock_.emplace(path);
+    take_back_old_run(path);
+    refuse_what_is_there(path, existing);  // again: it may have changed before it was locked
+    fresh_ = content_of(path) == Content::nothing;
+    overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
+    if (existing == ExistingRun::resume) {
+      remove_leftovers(path);  // here too: a run that had reached its end saves nothing more
+      resumed_ = checkpoint_to_resume(path);
+    }
+  } catch (...) {
+    remove_what_was_made();
+    throw;
+  }
+}
+
+RunFolder::~RunFolder() { remove_what_was_made(); }
+
+void RunFolder::remove_what_was_made() {
+  lock_.reset();
+  if (established()) return;
+  std::error_code not_empty;
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, not_empty);
+}
+
+void RunFolder::make_folder() {
+  for (fs::path folder = fs::absolute(path_).lexically_normal(); !fs::exists(folder);
+       folder = folder.parent_path())
+    made_.insert(made_.begin(), folder);
+  std::error_code error;
+  fs::create_directories(path_, error);
+  if (error) throw std::runtime_error("cannot create run folder " + path_.string() + ": " + error.message());
+}
+
+void RunFolder::establish(const Config& config) {
+  if (established()) return;
+  const std::uint64_t metrics_bytes =
+      resumed_ ? metrics_up_to(path_ / metrics_file, resumed_->manifest.state.step) : 0;
+  if (overwrite_) move_old_run_aside();
+  if (fresh_) set_config_aside(path_, to_toml(config));
+  try {
+    write_file_atomically(path_ / config_file, to_toml(config));  // first: it marks the folder as a run
+    fs::remove(path_ / summary_file);  // of the run's earlier end, if it is resumed
+    fs::create_directories(path_ / "figures");
+    fs::create_directories(path_ / "checkpoints");
+    metrics_.emplace(path_ / metrics_file, metrics_bytes);
+    if (config.data.source == "shards")  // for sampling later, wherever the data have gone
+      remember_tokenizer(path_, find_tokenizer(path_, RunPaths(path_, ""), config.data.train));
+  } catch (...) {
+    if (fresh_ || overwrite_) remove_entries(path_);
+    take_back_old_run(path_);
+    throw;
+  }
+}
+
+// Where an earlier --overwrite was killed before its first checkpoint, the run that it replaced is aside
+// already: that one is kept, and what the killed one began goes.
+void RunFolder::move_old_run_aside() {
+  if (is_there(path_ / replaced_run) && checkpoint_folders(path_).empty()) return remove_entries(path_);
+  fs::remove_all(path_ / replaced_run);
+  fs::create_directory(path_ / moving_aside);
+  move_entries(path_, path_ / moving_aside);
+  fs::rename(path_ / moving_aside, path_ / replaced_run);
+}
+
+void RunFolder::log_metrics(const nlohmann::json& line) { metrics_->write(line.dump()); }
+
+void RunFolder::write_summary(const nlohmann::json& summary) const {
+  write_file_atomically(path_ / summary_file, summary.dump(2) + "\n");
+}
+
+void RunFolder::checkpoint_stands() {
+  std::error_code ignored;
+  fs::remove_all(path_ / replaced_run, ignored);
+}
+
+void RunFolder::require_in_place() const {
+  if (!lock_->in_place())
+    throw std::runtime_error("the run folder " + path_.string() +
+                             " was moved or removed while the run was going on");
+}
+
+fs::path config_of_run(const fs::path& path) {
+  for (const fs::path& folder : {path, path / moving_aside, path / replaced_run})
+    if (is_there(folder / config_file)) return folder / config_file;
+  return {};
+}
+
+std::string describe_run_folder(const fs::path& path) {
+  if (const auto holder = RunLock::holder(path)) return "in use: " + *holder + " is training there";
+  switch (content_of(path)) {
+    case Content::nothing: return "new";
+    case Content::something_else: return "holds files but no run: choose another folder";
+    case Content::run: break;
+  }
+  const std::vector<fs::path> checkpoints = checkpoint_folders(path);
+  return "holds a run (" +
+         (checkpoints.empty() ? "no checkpoint"
+                              : "newest checkpoint " + checkpoints.front().filename().string()) +
+         "): --resume continues it, --overwrite replaces it";
+}
+
+}  // namespace goat

@@ -1,0 +1,98 @@
+#include "train/run/run_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+#include "train/config/config.h"
+
+namespace goat {
+
+namespace fs = std::filesystem;
+
+namespace {
+enum class Outcome { locked, held_by_another, no_locks_here };
+
+Outcome try_lock(int file) {
+  while (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    return errno == EWOULDBLOCK ? Outcome::held_by_another : Outcome::no_locks_here;
+  }
+  return Outcome::locked;
+}
+
+std::string this_process() {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return "process " + std::to_string(::getpid()) + " on host " + host;
+}
+
+std::string contents(int file) {
+  char text[512];
+  const ssize_t count = ::pread(file, text, sizeof text, 0);
+  std::string line(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  return line.substr(0, line.find('\n'));
+}
+
+// Whether the open file is still the one of this name: its last holder may have removed it meanwhile.
+bool is_named(int file, const fs::path& path) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(file, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+[[noreturn]] void refuse(const fs::path& folder, const std::string& holder) {
+  throw ConfigError("run folder " + folder.string() + ": " + (holder.empty() ? "another process" : holder) +
+                    " is training there; wait until it has ended, or give another --out");
+}
+}  // namespace
+
+RunLock::RunLock(const fs::path& folder) : path_(folder / file_name) {
+  for (;;) {
+    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (file_ < 0) throw std::runtime_error("cannot create " + path_.string() + ": " + std::strerror(errno));
+    const Outcome outcome = try_lock(file_);
+    const std::string before = contents(file_);
+    if (outcome == Outcome::locked && is_named(file_, path_)) break;
+    if (outcome == Outcome::no_locks_here && before.empty()) break;
+    ::close(file_);
+    file_ = -1;
+    if (outcome == Outcome::held_by_another) refuse(folder, before);
+    if (outcome == Outcome::no_locks_here)
+      throw ConfigError("run folder " + folder.string() + ": " + before +
+                        " is training there or ended abruptly (this file system has no locks to tell); if it "
+                        "has ended, remove " +
+                        path_.string());
+  }
+  const std::string line = this_process() + "\n";
+  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, line.data(), line.size(), 0) < 0) {
+    // The lock holds without its text: a full disk must not keep a run from starting.
+  }
+}
+
+RunLock::~RunLock() {
+  if (in_place()) ::unlink(path_.c_str());  // while it is locked: nobody else can hold it
+  ::close(file_);
+}
+
+bool RunLock::in_place() const { return is_named(file_, path_); }
+
+std::optional<std::string> RunLock::holder(const fs::path& folder) {
+  const int file = ::open((folder / file_name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return std::nullopt;
+  const Outcome outcome = ::flock(file, LOCK_SH | LOCK_NB) == 0 ? Outcome::locked
+                          : errno == EWOULDBLOCK                ? Outcome::held_by_another
+                                                                : Outcome::no_locks_here;
+  const std::string holder = contents(file);
+  ::close(file);
+  if (outcome == Outcome::locked) return std::nullopt;
+  return holder.empty() ? "another process" : holder;
+}
+
+}  // namespace goat

@@ -1,0 +1,37 @@
+// A trained model opened from a run for use by eval, analyze and sample.
+#pragma once
+
+#include <filesystem>
+
+#include "train/config/config.h"
+#include "train/model/parameters.h"
+#include "train/run/checkpoint.h"
+
+namespace goat {
+
+class TrainedModel {
+ public:
+  // `path`: a run folder (its newest complete checkpoint; each newer one that is not is reported on stderr),
+  // a folder with model.safetensors and state.json (a step_* folder, or one that was passed on), or that
+  // model.safetensors. Loads the weights onto the device. Throws DataError that names the file, tensor and
+  // shape where something does not fit.
+  TrainedModel(const std::filesystem::path& path, Device& device);
+
+  const Config& config() const { return config_; }
+  // The run's folder; the checkpoint's own where that is not RUN/checkpoints/step_*.
+  const std::filesystem::path& run() const { return run_; }
+  const std::filesystem::path& checkpoint() const { return checkpoint_; }  // .../checkpoints/step_00000800
+  std::int64_t step() const { return step_; }
+  const DataRecord& data() const { return data_; }
+  const ParameterSet& parameters() const { return parameters_; }
+
+ private:
+  std::filesystem::path checkpoint_, run_;
+  Config config_;
+  std::int64_t step_ = 0;
+  DataRecord data_;
+  ParameterSet parameters_;
+  MemoryPlan memory_;
+};
+
+}  // namespace goat

@@ -1,0 +1,165 @@
+#include "train/training/training_log.h"
+#include "train/config/counted.h"
+
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "train/model/memory.h"
+#include "train/training/sources.h"
+
+namespace goat {
+
+namespace {
+const char* reason_of(const StepState& result) {
+  return result.skip_update == StepState::spike ? "spike" : "not finite";
+}
+}  // namespace
+
+TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer)
+    : config_(config),
+      device_(device),
+      run_(run),
+      trainer_(trainer),
+      parameters_(count_parameters(config)),
+      flops_per_token_(goat::flops_per_token(config)),
+      progress_(trainer.steps(), config.log.interval, flops_per_token_) {}
+
+void TrainingLog::announce(const std::string& why, const TokenSource& data) const {
+  std::printf("device      %s: %s (%s); computes in fp32\n", device_.info().name.c_str(),
+              device_.info().description.c_str(), why.c_str());
+  std::printf("data        %s\n", data.description().c_str());
+  if (config_.data.source == "shards") std::printf("tokenizer   %s\n", tokenizer_text(config_, data).c_str());
+  for (const std::string& note : data.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
+  std::printf(
+      "model       %s, %s, width %lld, attention %s; %lld parameters, %lld of them the prior's (%lld with "
+      "full "
+      "q and k projections)\n",
+      counted(config_.model.layers, "layer").c_str(), counted(config_.model.heads, "head").c_str(),
+      static_cast<long long>(config_.model.width), config_.model.attention.c_str(),
+      static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
+      static_cast<long long>(parameters_.full_projections));
+  std::printf("memory      %s\n", bytes_text(trainer_.memory().total_bytes()).c_str());
+  std::printf("run         %s: %s of %lld tokens\n", run_.path().c_str(),
+              counted(trainer_.steps(), "step").c_str(),
+              static_cast<long long>(config_.train.batch * config_.data.seq_len));
+  if (run_.resumed())
+    std::printf("resuming    after step %lld, from %s\n", static_cast<long long>(trainer_.state().step),
+                run_.resumed()->folder.c_str());
+  std::fflush(stdout);
+}
+
+void TrainingLog::saved(const std::filesystem::path& checkpoint) {
+  progress_.clear();
+  std::printf("checkpoint  %s\n", checkpoint.c_str());
+  std::fflush(stdout);
+}
+
+void TrainingLog::not_saved(const std::string& reason, bool training_goes_on,
+                            const std::filesystem::path& newest) {
+  progress_.clear();
+  std::fprintf(stderr, "WARNING: checkpoint of step %lld NOT saved: %s.%s%s\n",
+               static_cast<long long>(trainer_.state().step), reason.c_str(),
+               training_goes_on ? " Training goes on." : "",
+               newest.empty() ? "" : (" The newest checkpoint is " + newest.string() + ".").c_str());
+}
+
+void TrainingLog::warn(const std::string& what) {
+  progress_.clear();
+  std::fprintf(stderr, "warning: %s\n", what.c_str());
+}
+
+void TrainingLog::step(const StepResult& result, std::optional<double> validation_loss) {
+  const RunState& state = trainer_.state();
+  const StepState& scalars = result.scalars;
+  if (scalars.skip_update) {
+    progress_.clear();
+    warn_of_skip(result);
+  }
+  if (result.divergence) {
+    progress_.clear();
+    std::fprintf(stderr, "warning: step %lld: %s\n", static_cast<long long>(state.step),
+                 result.divergence->c_str());
+  }
+  progress_.report(
+      {state.step, scalars.loss, scalars.learning_rate, scalars.grad_norm, result.tokens, result.seconds});
+
+  const double tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
+  nlohmann::json line = {{"step", state.step},
+                         {"tokens", state.tokens},
+                         {"loss", scalars.loss},
+                         {"lr", scalars.learning_rate},
+                         {"grad_norm", scalars.grad_norm},
+                         {"tokens_per_second", tokens_per_second},
+                         {"flops_per_second", tokens_per_second * flops_per_token_},
+                         {"memory_bytes", trainer_.memory().total_bytes()},
+                         {"seconds", state.seconds}};
+  if (scalars.skip_update) line["skipped"] = reason_of(scalars);
+  if (validation_loss) {
+    line["val_loss"] = *validation_loss;
+    progress_.clear();
+    std::printf("validation after step %lld: loss %.4f\n", static_cast<long long>(state.step),
+                *validation_loss);
+    std::fflush(stdout);
+  }
+  run_.log_metrics(line);
+}
+
+void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss) {
+  const RunState& state = trainer_.state();
+  nlohmann::json summary = {{"device", device_.info().name},
+                            {"device_description", device_.info().description},
+                            {"steps", state.step},
+                            {"tokens", state.tokens},
+                            {"loss", state.loss},
+                            {"seconds", state.seconds},
+                            {"tokens_per_second", static_cast<double>(state.tokens) / state.seconds},
+                            {"flops_per_token", flops_per_token_},
+                            {"parameters", parameters_.trainable},
+                            {"parameters_prior", parameters_.prior},
+                            {"parameters_full_projections", parameters_.full_projections},
+                            {"memory_bytes", trainer_.memory().total_bytes()},
+                            {"skipped_updates", state.skipped_updates}};
+  if (!checkpoint.empty())
+    summary["checkpoint"] = std::filesystem::relative(checkpoint, run_.path()).string();
+  if (!std::isnan(state.validation_loss)) summary["val_loss"] = state.validation_loss;
+  if (bayes_optimal_loss) {
+    summary["bayes_optimal_loss"] = *bayes_optimal_loss;
+    std::printf("the best any model can reach on this task: loss %.4f\n", *bayes_optimal_loss);
+  }
+  run_.write_summary(summary);
+  std::printf("trained in %s; loss of the last step %.4f; model %s\n", duration_text(state.seconds).c_str(),
+              state.loss, checkpoint.empty() ? "not saved" : checkpoint.c_str());
+}
+
+int TrainingLog::stopped(int signal, bool saved) {
+  progress_.clear();
+  std::fprintf(stderr, "stopped after step %lld of %lld by signal %d (%s)%s\n",
+               static_cast<long long>(trainer_.state().step), static_cast<long long>(trainer_.steps()),
+               signal, ::strsignal(signal), saved ? "; continue with --resume" : "; NOT saved");
+  return saved ? 4 : 1;
+}
+
+int TrainingLog::diverged() const {
+  std::fprintf(stderr,
+               "error: the last %lld updates were skipped (not finite, or spikes); stopped. The model saved "
+               "is the one before them. "
+               "Lower train.lr, raise train.spike_z, or look at the data.\n",
+               static_cast<long long>(trainer_.state().consecutive_skips));
+  return 1;
+}
+
+void TrainingLog::warn_of_skip(const StepResult& result) const {
+  const StepState& scalars = result.scalars;
+  std::fprintf(
+      stderr,
+      "warning: step %lld: loss %g, grad norm %g: %s, update skipped (training sequences %lld to %lld)\n",
+      static_cast<long long>(trainer_.state().step), static_cast<double>(scalars.loss),
+      static_cast<double>(scalars.grad_norm), reason_of(scalars),
+      static_cast<long long>(result.first_sequence),
+      static_cast<long long>(result.first_sequence + result.sequences - 1));
+}
+
+}  // namespace goat

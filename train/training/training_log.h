@@ -1,0 +1,49 @@
+// TrainingLog: what a training run tells: the announcement, progress lines, metrics.jsonl, warnings and
+// summary.json.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "data/token_source.h"
+#include "kernels/device.h"
+#include "train/config/config.h"
+#include "train/model/model_parameters.h"
+#include "train/run/run_folder.h"
+#include "train/training/progress.h"
+#include "train/training/trainer.h"
+
+namespace goat {
+
+class TrainingLog {
+ public:
+  TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer);
+
+  // Before the first step; `why` is the reason for the device.
+  void announce(const std::string& why, const TokenSource& data) const;
+  void saved(const std::filesystem::path& checkpoint);
+  // Loudly: this checkpoint is missing; `newest` is the one before it, empty where there is none.
+  void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
+  void warn(const std::string& what);
+  // After a step of the trainer.
+  void step(const StepResult& result, std::optional<double> validation_loss);
+  // At the end: summary.json, and where everything is. `checkpoint` is the last one, empty if it could not be
+  // saved.
+  void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
+  // These say why the run ended early and return the program's exit code.
+  int stopped(int signal, bool saved);
+  int diverged() const;
+
+ private:
+  void warn_of_skip(const StepResult& result) const;
+
+  const Config config_;
+  const Device& device_;
+  RunFolder& run_;
+  const Trainer& trainer_;
+  ParameterCounts parameters_;
+  double flops_per_token_;
+  Progress progress_;
+};
+
+}  // namespace goat

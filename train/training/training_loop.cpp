@@ -1,0 +1,120 @@
+#include "train/training/training_loop.h"
+
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "train/training/stop_signal.h"
+
+namespace goat {
+
+namespace {
+bool due(std::int64_t interval, std::int64_t steps_done) {
+  return interval > 0 && steps_done % interval == 0;
+}
+}  // namespace
+
+TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder& run,
+                           TrainingLog& log, DataRecord data)
+    : config_(config),
+      device_(device),
+      trainer_(trainer),
+      run_(run),
+      log_(log),
+      data_(std::move(data)),
+      first_step_(trainer.state().step) {
+  if (run.resumed()) checkpoint_ = newest_ = run.resumed()->folder;
+}
+
+int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
+  try {
+    while (!trainer_.finished() && !diverged_ && !stop_signal()) step();
+    return finish(bayes_optimal_loss);
+  } catch (const DataError& error) {
+    throw DataError(error.what() + save_after_failure());
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("out of memory on the host" + save_after_failure());
+  } catch (const std::exception& error) {
+    throw std::runtime_error(error.what() + save_after_failure());
+  }
+}
+
+void TrainingLoop::step() {
+  const auto start = std::chrono::steady_clock::now();
+  const StepResult result = trainer_.step();
+  checkpoint_.clear();
+  diverged_ = result.scalars.consecutive_skips >= config_.train.max_skips;
+  run_.establish(config_);
+  std::optional<double> validation_loss;
+  std::exception_ptr failure;
+  try {
+    if (trainer_.finished() || due(config_.eval.interval, trainer_.state().step))
+      validation_loss = trainer_.validate();
+  } catch (...) {
+    failure = std::current_exception();  // the step is logged first
+  }
+  log_.step(result, validation_loss);
+  if (failure) std::rethrow_exception(failure);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  if (checkpoint_due(taken.count())) save(true);
+}
+
+// By steps or by time; by time early enough that another step like this one would be too late.
+bool TrainingLoop::checkpoint_due(double step_seconds) const {
+  if (due(config_.checkpoint.interval, trainer_.state().step)) return true;
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_at_;
+  return config_.checkpoint.minutes > 0 && since.count() + step_seconds > 60 * config_.checkpoint.minutes;
+}
+
+void TrainingLoop::save(bool training_goes_on) {
+  saved_at_ = std::chrono::steady_clock::now();
+  try {
+    run_.establish(config_);
+    run_.require_in_place();
+    checkpoint_ =
+        save_checkpoint(run_.path(), config_, trainer_.state(), data_, device_, trainer_.parameters());
+  } catch (const std::exception& error) {
+    log_.not_saved(error.what(), training_goes_on, newest_);
+    return;
+  }
+  newest_ = checkpoint_;
+  log_.saved(checkpoint_);
+  clean_up();
+}
+
+void TrainingLoop::clean_up() {
+  const auto damaged = run_.resumed() ? run_.resumed()->damaged : std::vector<std::filesystem::path>();
+  try {
+    remove_old_checkpoints(run_.path(), config_.checkpoint.keep, config_.checkpoint.milestone, newest_,
+                           damaged);
+    run_.checkpoint_stands();
+  } catch (const std::exception& error) {
+    log_.warn(std::string("older checkpoints could not be removed: ") + error.what());
+  }
+}
+
+std::string TrainingLoop::save_after_failure() {
+  const std::int64_t done = trainer_.state().step;
+  const std::string step = "step " + std::to_string(done);
+  std::string told;
+  if (!trainer_.consistent()) {
+    told = "\nThe update after " + step + " broke off, and its weights cannot be used.";
+  } else if (checkpoint_.empty() && done > first_step_) {
+    save(false);
+    told = checkpoint_.empty() ? "\nWhat " + step + " had reached could not be saved."
+                               : "\nWhat " + step + " had reached is saved.";
+  }
+  if (newest_.empty()) return told.empty() ? "" : told + " There is no checkpoint.";
+  return told + (told.empty() ? "\n" : " ") + "Newest checkpoint: " + newest_.string() +
+         "; --resume continues from it";
+}
+
+int TrainingLoop::finish(std::optional<double> bayes_optimal_loss) {
+  if (checkpoint_.empty()) save(false);
+  if (stop_signal() && !trainer_.finished()) return log_.stopped(stop_signal(), !checkpoint_.empty());
+  log_.finish(checkpoint_, bayes_optimal_loss);
+  if (diverged_) return log_.diverged();
+  return checkpoint_.empty() ? 1 : 0;
+}
+
+}  // namespace goat
