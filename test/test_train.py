@@ -65,6 +65,13 @@ def test_run_folder_holds_what_the_readme_says(run_binary, tmp_path):
     assert "step 12/12 100%" in result.stdout
 
 
+def test_the_start_says_why_the_device_was_taken(run_binary, tmp_path):
+    chosen = run_binary(*tiny_run(tmp_path / "chosen"), "--device", "cpu").stdout.splitlines()[0]
+    taken = run_binary(*tiny_run(tmp_path / "taken")).stdout.splitlines()[0]
+    assert chosen.startswith("device ") and "(chosen with --device)" in chosen
+    assert taken.startswith("device ") and "(chosen with --device)" not in taken
+
+
 def test_learning_rate_is_never_zero_and_ends_at_its_minimum(run_binary, tmp_path):
     run_binary(*tiny_run(tmp_path / "run", train__lr=0.01, train__min_lr=0.002))
     rates = [line["lr"] for line in metrics_of(tmp_path / "run")]
