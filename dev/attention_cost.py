@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Predicts the time of the tensor-core attention kernels from their tile shapes (kernels/cuda/attention_traits.cuh), as markdown.
+"""Predicts the time of the tensor-core attention kernels from their tile shapes
+(kernels/cuda/attention_traits.cuh), as markdown.
 
   dev/attention_cost.py > dev/results/attention_prediction.md
 
@@ -52,7 +53,8 @@ def read_traits(text):
 
 @dataclass
 class Kernel:
-    """One kernel at one head dimension: the counts of a tile (rows x columns pairs), all warps of the block together."""
+    """One kernel at one head dimension: the counts of a tile (rows x columns pairs), all warps of the block
+    together."""
 
     name: str
     head_dim: int
@@ -83,7 +85,8 @@ def kernels(traits, family):
         d = head_dim
         t = traits["ForwardTraits", d, family]
         tiles, keys = t["query_rows"] // (16 * t["warp_count"]), t["key_rows"]
-        # A logit: maximum, scale (in the exponential's FMA), sum, half a packing; each of the four threads of a row compares maxima, and rescales seldom.
+        # A logit: maximum, scale (in the exponential's FMA), sum, half a packing; each of the four threads
+        # of a row compares maxima, and rescales seldom.
         # Slope: two FMAs a row and step.
         made.append(
             Kernel("forward", d, t["query_rows"], keys, 2, 1, 3.5 + 16 / keys, 8 / keys,
@@ -92,7 +95,8 @@ def kernels(traits, family):
         t = traits["BackwardKeysTraits", d, family]
         warps, part = t["key_warp_count"] * t["query_warp_count"], t["query_rows"] // t["query_warp_count"]
         tiles = t["key_rows"] // (16 * t["key_warp_count"])
-        # A logit: the exponential's FMA, dP's start at -delta, P (dP - delta), two halves of a packing. Prior: a sum, added to dU
+        # A logit: the exponential's FMA, dP's start at -delta, P (dP - delta), two halves of a packing.
+        # Prior: a sum, added to dU
         # and, times the lag, to dslope.
         made.append(
             Kernel("backward, keys", d, t["key_rows"], t["query_rows"], 4, 1, 4, 1 + 8 / part,
@@ -100,7 +104,8 @@ def kernels(traits, family):
         )  # fmt: skip
         t = traits["BackwardQueriesTraits", d, family]
         tiles, keys = t["query_rows"] // (16 * t["warp_count"]), t["key_rows"]
-        # A logit: as above with one half of a packing, and the row's sum, which corrects delta. Prior: the slope's FMA.
+        # A logit: as above with one half of a packing, and the row's sum, which corrects delta. Prior: the
+        # slope's FMA.
         made.append(
             Kernel("backward, queries", d, t["query_rows"], keys, 3, 1, 4.5, 1,
                    t["warp_count"] * (d // 16) * (2 * tiles + 3 * keys // 16), 4 * keys * d, t["blocks"], False, 6 * d + 8, 4 * d)

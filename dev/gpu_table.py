@@ -6,7 +6,8 @@ import sys
 
 
 def attention(check):
-    """(d_h, T, causal, pass, prior, deterministic) -> TFLOP/s of ours; (backend, d_h, T, causal, pass) -> of PyTorch's."""
+    """(d_h, T, causal, pass, prior, deterministic) -> TFLOP/s of ours; (backend, d_h, T, causal, pass) -> of
+    PyTorch's."""
     ours, torch = {}, {}
     for section in check["kernels"]["result"]["sections"]:
         for row in section["results"]:

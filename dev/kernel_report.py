@@ -1,4 +1,5 @@
-"""What nvcc made of the kernels: reads the OBJECT.kernels files that kernels/cuda/keep_report.sh leaves in a build directory.
+"""What nvcc made of the kernels: reads the OBJECT.kernels files that kernels/cuda/keep_report.sh leaves in a
+build directory.
 
 A launcher states its launch in the kernel's declaration: `__launch_bounds__(threads, blocks per SM)`, and with dynamic shared memory
 `state_dynamic_shared<bytes>()` in its body. ptxas keeps the registers within the first; test/test_cuda_build.py checks the rest.
@@ -91,7 +92,8 @@ def demangled(symbols):
 
 
 def short_name(signature):
-    # Nested brackets of the parameter list are dropped from the right; then the namespaces and the return type.
+    # Nested brackets of the parameter list are dropped from the right; then the namespaces and the return
+    # type.
     end, depth = len(signature), 0
     for i in range(len(signature) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(signature[i], 0)
@@ -146,7 +148,8 @@ def has_cuda(build):
 
 
 def read_build(build):
-    """Every kernel of a build directory, by source, name and architecture. Empty where the build has no cuda device."""
+    """Every kernel of a build directory, by source, name and architecture. Empty where the build has no cuda
+    device."""
     folder = Path(build) / "kernels/cuda/CMakeFiles/goat_cuda.dir"
     kernels = [kernel for path in sorted(folder.glob("*.kernels")) for kernel in read_report(path, path.name.removesuffix(".o.kernels"))]
     return sorted(kernels, key=lambda kernel: (kernel.source, kernel.name, int(kernel.architecture.strip("sm_af"))))

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Kills a training run with SIGKILL at random moments, resumes it each time, and compares the end with a run that nothing interrupted.
+"""Kills a training run with SIGKILL at random moments, resumes it each time, and compares the end with a run
+that nothing interrupted.
 
     python dev/kill_test.py [--kills 100] [--seed S]
 
@@ -35,7 +36,8 @@ def command(folder):
 
 
 def outcome(folder):
-    """What must be the same: every step's loss and gradient norm, and the bytes of the final weights and optimizer state."""
+    """What must be the same: every step's loss and gradient norm, and the bytes of the final weights and
+    optimizer state."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = max((folder / "checkpoints").glob("step_*"))
     files = {name: (last / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes dev/results/occupancy.md from a build by nvcc: make cuda && .venv/bin/python dev/occupancy.py [--build build-cuda] [--out FILE]"""
+"""Writes dev/results/occupancy.md from a build by nvcc: make cuda && .venv/bin/python dev/occupancy.py
+[--build build-cuda] [--out FILE]"""
 
 import argparse
 import sys

@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models here are tiny, and tests may run side by side
 
-# A caller (nohup, a background job of a script) may have pytest ignore or block signals, and programs inherit that. A signal that is caught is the
+# A caller (nohup, a background job of a script) may have pytest ignore or block signals, and programs
+# inherit that. A signal that is caught is the
 # default again in a program that is started: pytest goes on ignoring it, the programs under test do not.
 for _signal in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(_signal) == signal.SIG_IGN:
@@ -25,7 +26,8 @@ signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 @pytest.fixture(scope="session")
 def binary():
-    """Path of the program: $TRAIN_GPT_GOAT if that is set, else train_gpt_goat in the root of the repository."""
+    """Path of the program: $TRAIN_GPT_GOAT if that is set, else train_gpt_goat in the root of the
+    repository."""
     chosen = os.environ.get("TRAIN_GPT_GOAT")
     path = Path(chosen) if chosen else REPOSITORY / "train_gpt_goat"
     if not path.is_file():
@@ -43,12 +45,18 @@ def rng():
 
 @pytest.fixture
 def run_command():
-    """run_command(argv, timeout=60, code=0): runs a command; fails the test, showing the output, unless it exits with `code`."""
+    """run_command(argv, timeout=60, code=0): runs a command; fails the test, showing the output, unless it
+    exits with `code`."""
 
     def run(argv, timeout=60, code=0):
         argv = [str(word) for word in argv]
         process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -57,7 +65,9 @@ def run_command():
             stdout, stderr = process.communicate()
             pytest.fail(f"{' '.join(argv)}\nstill running after {timeout} s\n{stdout}{stderr}")
         if process.returncode != code:
-            pytest.fail(f"{' '.join(argv)}\nexit code {process.returncode}, expected {code}\n{stdout}{stderr}")
+            pytest.fail(
+                f"{' '.join(argv)}\nexit code {process.returncode}, expected {code}\n{stdout}{stderr}"
+            )
         return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
     return run

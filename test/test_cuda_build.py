@@ -1,4 +1,5 @@
-"""What nvcc made of the kernels: ptxas's report on each of them, and the symbols of the two builds of kernels/cuda. Runs where there is nvcc."""
+"""What nvcc made of the kernels: ptxas's report on each of them, and the symbols of the two builds of
+kernels/cuda. Runs where there is nvcc."""
 
 import os
 import re
@@ -145,7 +146,8 @@ def of_the_standard_library(readable):
     return bool(re.match(r"(?:[\w:<>,*& ]+ )?(?:std|__gnu_cxx|operator new|operator delete)\b", name)) and "on_simt" not in name
 
 
-# Of headers outside kernels/cuda: the common base class and inline functions, the same text for the same host compiler. DW.ref: pointers to type_info and
+# Of headers outside kernels/cuda: the common base class and inline functions, the same text for the same
+# host compiler. DW.ref: pointers to type_info and
 # the like, for exceptions; what they point to is listed under its own name.
 SHARED_WITH_THE_REST = re.compile(
     r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Device|Tensor|Allocation|DeviceBuffer)\b(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
@@ -157,7 +159,8 @@ def unexplained(shared):
 
 
 def is_simulated(readable):
-    """Whether a symbol says that it is of the simulation: by its namespace, or in assembly and the hooks of the race checker by its name."""
+    """Whether a symbol says that it is of the simulation: by its namespace, or in assembly and the hooks of
+    the race checker by its name."""
     return bool(re.search(r"\bgoat::on_simt::", readable) or re.match(r"__tsan_\w+$|(?:goat_)?simt_\w+$", readable))
 
 

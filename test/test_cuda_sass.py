@@ -1,4 +1,5 @@
-"""The tensor-core attention kernels as nvcc compiled them, against attention_traits.cuh: what ptxas reports against each shape's budget, and the
+"""The tensor-core attention kernels as nvcc compiled them, against attention_traits.cuh: what ptxas reports
+against each shape's budget, and the
 instructions in the machine code against the counts that the comments of kernels/cuda/attention_*.cu derive by hand.
 
 The traits' numbers come from a program compiled here against the header; registers and machine code from the objects of the build in GOAT_BUILD.
@@ -187,13 +188,15 @@ def test_ptxas_keeps_to_the_budgets_of_the_traits(kernels, traits):
 
 # ------------------------------------------------------------------------------------------------------------------ instructions
 
-# A fragment by ldmatrix.x4, four plain or four transposed 8 x 8 matrices; one mma.m16n8k16; one cp.async of 16 bytes.
+# A fragment by ldmatrix.x4, four plain or four transposed 8 x 8 matrices; one mma.m16n8k16; one cp.async of
+# 16 bytes.
 MMA, PLAIN, TRANSPOSED, COPY = "HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"
 COUNTED = "HMMA|LDSM|LDGSTS|RED|ATOM"
 
 
 def step_counts(walk, shape):
-    """Of one step: a product A B^T reads both operands plain, (t + n) D/16 times; one with accumulators as A reads B transposed, n D/16 times."""
+    """Of one step: a product A B^T reads both operands plain, (t + n) D/16 times; one with accumulators as A
+    reads B transposed, n D/16 times."""
     d = shape["D"] // 16
     if walk == "backward_keys":
         t, n, walked, plain, transposed = shape["key_tiles"], shape["warp_queries"] // 16, shape["queries"], 2, 2
@@ -209,7 +212,8 @@ def copies(rows, shape):
 
 
 def kernel_counts(form, shape):
-    """The loop's body with and without a mask; before it the copies of the block's own rows and of the first step's. With dQ, S K of a step is formed
+    """The loop's body with and without a mask; before it the copies of the block's own rows and of the first
+    step's. With dQ, S K of a step is formed
     in the next one: in both bodies and after the loop."""
     own = {"forward": shape["queries"], "backward_keys": 2 * shape["keys"], "backward_queries": 2 * shape["queries"]}[form.walk]
     step = step_counts(form.walk, shape)
@@ -278,7 +282,8 @@ def test_the_machine_code_has_the_instructions_of_the_formulas(kernels, machine_
 
 
 def commented_counts(walk):
-    """The rows `D = 64, large_shared[, with dQ]: HMMA 256, LDSM 80, LDGSTS 32` of a source's first comment."""
+    """The rows `D = 64, large_shared[, with dQ]: HMMA 256, LDSM 80, LDGSTS 32` of a source's first
+    comment."""
     text = (REPOSITORY / f"kernels/cuda/attention_{walk}.cu").read_text()
     rows = {}
     for match in re.finditer(r"^//   D = (\d+)(?:, (\w+_shared))?(, with dQ)?: HMMA (\d+), LDSM (\d+), LDGSTS (\d+)$", text, re.MULTILINE):

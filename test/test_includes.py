@@ -8,7 +8,16 @@ import pytest
 from conftest import REPOSITORY
 
 # From the ground up: a folder includes itself and what stands before it.
-FLOORS = ["kernels", "data", "train/files", "train/config", "train/model", "train/run", "train/training", "train/commands"]
+FLOORS = [
+    "kernels",
+    "data",
+    "train/files",
+    "train/config",
+    "train/model",
+    "train/run",
+    "train/training",
+    "train/commands",
+]
 MOST_SOURCES = 13  # of a folder in train/
 
 
@@ -38,7 +47,9 @@ def wrong_arrows(graph):
             elif here == "kernels":
                 inside = there != "kernels"
             else:
-                inside = FLOORS.index(there) > FLOORS.index(here) or name.startswith(("kernels/cuda/", "kernels/simt/"))
+                inside = FLOORS.index(there) > FLOORS.index(here) or name.startswith(
+                    ("kernels/cuda/", "kernels/simt/")
+                )
             if inside:
                 yield f"{path} includes {name}"
 

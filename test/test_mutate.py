@@ -1,4 +1,5 @@
-"""dev/mutate.py: what it says of a fault that is stale, that tests notice, that they do not, and how its page is kept."""
+"""dev/mutate.py: what it says of a fault that is stale, that tests notice, that they do not, and how its
+page is kept."""
 
 import sys
 
@@ -25,7 +26,9 @@ def test_the_lists_of_this_tree_are_current():
             assert any((REPOSITORY / f"test/{test}{kind}").exists() for kind in (".cpp", ".py")), test
 
 
-@pytest.mark.parametrize("change", [dict(old="a * b"), dict(old="a"), dict(new="a + b"), dict(file="gone.py")], ids=str)
+@pytest.mark.parametrize(
+    "change", [dict(old="a * b"), dict(old="a"), dict(new="a + b"), dict(file="gone.py")], ids=str
+)
 def test_a_fault_that_cannot_be_planted_is_named(tmp_path, change):
     (tmp_path / "source.py").write_text("def add(a, b):\n    return a + b\n")
     assert [m.tests for m in mutate.read_mutations(listed(tmp_path), tmp_path)] == [("test_source",)]
@@ -35,7 +38,8 @@ def test_a_fault_that_cannot_be_planted_is_named(tmp_path, change):
 
 @pytest.fixture
 def small_tree(tmp_path, monkeypatch):
-    """A repository of one function and two test files; returns what try_out(**entry) makes of a fault in it."""
+    """A repository of one function and two test files; returns what try_out(**entry) makes of a fault in
+    it."""
     (tmp_path / "test").mkdir()
     (tmp_path / "source.py").write_text("def add(a, b):\n    return a + b  # the sum\n")
     path = "import sys; sys.path.insert(0, '.')\nfrom source import add\n"
@@ -44,7 +48,11 @@ def small_tree(tmp_path, monkeypatch):
     (tmp_path / "test/test_zero.py").write_text(path + "def test_add():\n    assert add(2, 0) == 2\n")
     (tmp_path / ".venv").symlink_to(REPOSITORY / ".venv")
     monkeypatch.setattr(mutate, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(mutate, "copy_tree", lambda folder: mutate.shutil.copytree(tmp_path, folder, dirs_exist_ok=True, symlinks=True))
+    monkeypatch.setattr(
+        mutate,
+        "copy_tree",
+        lambda folder: mutate.shutil.copytree(tmp_path, folder, dirs_exist_ok=True, symlinks=True),
+    )
 
     class NoBuild:
         def executable_of(self, test):

@@ -1,4 +1,5 @@
-"""The quickstart, as a user runs it: train the built-in task, draw the prior, and find in it what the paper's first figure shows."""
+"""The quickstart, as a user runs it: train the built-in task, draw the prior, and find in it what the
+paper's first figure shows."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""The program against an independent float64 implementation of the whole training step, and checks of that implementation itself."""
+"""The program against an independent float64 implementation of the whole training step, and checks of that
+implementation itself."""
 
 import json
 import tomllib
@@ -18,7 +19,8 @@ VARIANTS = {
     "goat, spare lanes": {"prior.lane_dim": 10},
     "none": {"model.attention": "none"},
 }
-# Softmax ignores k.bias and all but ignores alpha of the slow modes: their gradients are rounding noise, which Adam turns into full steps.
+# Softmax ignores k.bias and all but ignores alpha of the slow modes: their gradients are rounding noise,
+# which Adam turns into full steps.
 NOISE_DRIVEN = ("attn.k.bias", "prior.alpha")
 EXPERIMENT = {
     "model.layers": 2,
@@ -45,7 +47,8 @@ EXPERIMENT = {
 
 
 def run_experiment(run_binary, folder, settings):
-    """Trains on the CPU in fp32; returns the run's resolved config, its metrics (one a step) and the weights of its only checkpoint."""
+    """Trains on the CPU in fp32; returns the run's resolved config, its metrics (one a step) and the weights
+    of its only checkpoint."""
     flags = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     run_binary("--config", "copy_mixture", "--device", "cpu", "--out", folder, *flags, timeout=120)
     config = tomllib.loads((folder / "config.toml").read_text())

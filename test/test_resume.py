@@ -1,4 +1,5 @@
-"""Stopping and continuing: signals, kill -9 at random moments, damaged checkpoints, folders that cannot be written."""
+"""Stopping and continuing: signals, kill -9 at random moments, damaged checkpoints, folders that cannot be
+written."""
 
 import json
 import os
@@ -16,15 +17,31 @@ from safetensors.numpy import load_file
 
 from test_train import TINY, flags, metrics_of
 
-LONG = TINY | {"train.steps": 60, "checkpoint.interval": 7, "checkpoint.keep": 2, "checkpoint.milestone": 14, "eval.interval": 20, "log.interval": 100}
+LONG = TINY | {
+    "train.steps": 60,
+    "checkpoint.interval": 7,
+    "checkpoint.keep": 2,
+    "checkpoint.milestone": 14,
+    "eval.interval": 20,
+    "log.interval": 100,
+}
 
 
 def arguments(folder, *extra, **changes):
-    return ["--config", "copy_mixture", "--out", folder, *flags(LONG | {key.replace("__", "."): value for key, value in changes.items()}), *extra]
+    return [
+        "--config",
+        "copy_mixture",
+        "--out",
+        folder,
+        *flags(LONG | {key.replace("__", "."): value for key, value in changes.items()}),
+        *extra,
+    ]
 
 
 def losses(folder):
-    return [(line["step"], line["loss"], line["grad_norm"], line.get("val_loss")) for line in metrics_of(folder)]
+    return [
+        (line["step"], line["loss"], line["grad_norm"], line.get("val_loss")) for line in metrics_of(folder)
+    ]
 
 
 def checkpoints(folder):
@@ -56,13 +73,24 @@ def test_optimizer_state_loads_with_safetensors(unbroken):
     model = load_file(unbroken / "checkpoints/step_00000060/model.safetensors")
     optimizer = load_file(unbroken / "checkpoints/step_00000060/optimizer.safetensors")
     assert optimizer.keys() == {kind + name for kind in ("m.", "v.") for name in model}
-    assert all(optimizer["v." + name].shape == model[name].shape and (optimizer["v." + name] >= 0).all() for name in model)
+    assert all(
+        optimizer["v." + name].shape == model[name].shape and (optimizer["v." + name] >= 0).all()
+        for name in model
+    )
 
 
 def start_held(binary, folder, *extra, preexec_fn=None, **changes):
-    """Starts a run that waits after some forty steps, until somebody reads what it prints: a line a step, into a pipe of 4,096 bytes."""
+    """Starts a run that waits after some forty steps, until somebody reads what it prints: a line a step,
+    into a pipe of 4,096 bytes."""
     words = arguments(folder, *extra, log__interval=1, **changes)
-    return subprocess.Popen([binary, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096, text=True, preexec_fn=preexec_fn)
+    return subprocess.Popen(
+        [binary, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pipesize=4096,
+        text=True,
+        preexec_fn=preexec_fn,
+    )
 
 
 def steps_done(folder):
@@ -78,7 +106,9 @@ def wait_for_steps(folder, steps, process):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
-def test_a_signal_saves_and_exits_with_4_and_resume_is_bitwise_the_same_run(binary, run_binary, tmp_path, unbroken, name):
+def test_a_signal_saves_and_exits_with_4_and_resume_is_bitwise_the_same_run(
+    binary, run_binary, tmp_path, unbroken, name
+):
     folder = tmp_path / "run"
     process = start_held(binary, folder)
     wait_for_steps(folder, 1, process)
@@ -92,8 +122,11 @@ def test_a_signal_saves_and_exits_with_4_and_resume_is_bitwise_the_same_run(bina
     same_run(folder, unbroken)
 
 
-def test_killed_at_random_moments_every_restart_resumes_and_the_run_ends_the_same(binary, run_binary, tmp_path):
-    """At start-up, while training and while saving. Eight starts of some forty steps each cannot reach the end before the last kill."""
+def test_killed_at_random_moments_every_restart_resumes_and_the_run_ends_the_same(
+    binary, run_binary, tmp_path
+):
+    """At start-up, while training and while saving. Eight starts of some forty steps each cannot reach the
+    end before the last kill."""
     steps = dict(train__steps=400)
     run_binary(*arguments(tmp_path / "unbroken", **steps))
     seed = random.randrange(1 << 32)
@@ -114,7 +147,9 @@ def test_killed_at_random_moments_every_restart_resumes_and_the_run_ends_the_sam
 
 
 @pytest.mark.parametrize("left", ["step_00000049", "step_00000060.old"])
-def test_what_a_killed_save_or_clean_up_left_is_gone_after_the_next_resume_of_a_finished_run_too(run_binary, tmp_path, unbroken, left):
+def test_what_a_killed_save_or_clean_up_left_is_gone_after_the_next_resume_of_a_finished_run_too(
+    run_binary, tmp_path, unbroken, left
+):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     shutil.copytree(folder / "checkpoints/step_00000056", folder / "checkpoints" / f".{left}")
@@ -154,7 +189,9 @@ def test_resume_falls_back_from_a_damaged_checkpoint_to_the_one_before(run_binar
     same_run(folder, unbroken)
 
 
-def test_resume_of_a_run_whose_checkpoints_are_all_damaged_is_refused_and_changes_nothing(run_binary, tmp_path, unbroken):
+def test_resume_of_a_run_whose_checkpoints_are_all_damaged_is_refused_and_changes_nothing(
+    run_binary, tmp_path, unbroken
+):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     for path in folder.glob("checkpoints/step_*/state.json"):
@@ -187,7 +224,9 @@ def test_resume_with_another_micro_batch_continues_the_same_data(run_binary, tmp
     assert "train.micro_batch = 2" in result.stderr and "train.lr = 0.02" in result.stderr
     ours, theirs = losses(folder), losses(unbroken)
     assert ours[:42] == theirs[:42] and len(ours) == 60
-    assert ours[42][1] == pytest.approx(theirs[42][1], rel=1e-5)  # the first step after the resume sees the same data and weights
+    assert ours[42][1] == pytest.approx(
+        theirs[42][1], rel=1e-5
+    )  # the first step after the resume sees the same data and weights
 
 
 def test_resume_with_another_model_is_refused(run_binary, tmp_path, unbroken):
@@ -224,7 +263,9 @@ def test_a_signal_whose_checkpoint_cannot_be_saved_exits_with_1(binary, tmp_path
 def test_training_goes_on_when_a_checkpoint_cannot_be_saved(binary, tmp_path, unbroken):
     """A file-size limit stands for a full disk: metrics fit, the model does not."""
     folder = tmp_path / "run"
-    result = subprocess.run([binary, *arguments(folder)], preexec_fn=small_files, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [binary, *arguments(folder)], preexec_fn=small_files, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 1
     assert result.stderr.count("NOT saved") == 9  # 8 at their interval and the last
     assert [step for step, *_ in losses(folder)] == list(range(1, 61))
@@ -236,37 +277,66 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_saved(binary, tmp_path, un
 def test_dry_run_shows_what_a_run_takes_and_touches_nothing(run_binary, tmp_path):
     result = run_binary(*arguments(tmp_path / "run", "--dry-run"))
     assert not (tmp_path / "run").exists()
-    for words in ("parameters, trainable", "FLOPs a token", "memory: activations", "memory: total", "steps", "copy mixture"):
+    for words in (
+        "parameters, trainable",
+        "FLOPs a token",
+        "memory: activations",
+        "memory: total",
+        "steps",
+        "copy mixture",
+    ):
         assert words in result.stdout
-    for preset, counts in {"c4_125m": ("123653376", "262144"), "fineweb_1b": ("1233383424", "262144")}.items():
+    for preset, counts in {
+        "c4_125m": ("123653376", "262144"),
+        "fineweb_1b": ("1233383424", "262144"),
+    }.items():
         missing = run_binary("--config", preset, "--dry-run", code=3)
         assert all(count in missing.stdout for count in counts) and "data/" in missing.stderr
 
 
 def test_llama_blocks_are_refused_until_they_exist(run_binary, tmp_path):
-    result = run_binary("--config", "copy_mixture", "--set", "model.block=llama", "--out", tmp_path / "run", code=2)
+    result = run_binary(
+        "--config", "copy_mixture", "--set", "model.block=llama", "--out", tmp_path / "run", code=2
+    )
     assert "llama" in result.stderr and not (tmp_path / "run").exists()
 
 
 def peak_memory(command):
-    """Bytes. Through a small process of its own: a program's peak counts the memory of the process that started it."""
+    """Bytes. Through a small process of its own: a program's peak counts the memory of the process that
+    started it."""
     script = """
 import os, sys
 _, status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
 print(usage.ru_maxrss * 1024, file=sys.stderr)
 sys.exit(status != 0)"""
-    result = subprocess.run([sys.executable, "-S", "-c", script, *map(str, command)], check=True, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", script, *map(str, command)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return int(result.stderr.splitlines()[-1])
 
 
-@pytest.mark.parametrize("settings", [{"model.layers": 4, "model.width": 768, "model.vocab": 20000}, {"data.seq_len": 2048, "train.batch": 16, "model.width": 128, "model.recompute": "block"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model.layers": 4, "model.width": 768, "model.vocab": 20000},
+        {"data.seq_len": 2048, "train.batch": 16, "model.width": 128, "model.recompute": "block"},
+    ],
+)
 def test_the_program_takes_no_more_memory_than_is_printed(binary, tmp_path, settings):
-    """Peak resident memory of a run, less that of the same program with next to no model: at most 3 % above the plan.
+    """Peak resident memory of a run, less that of the same program with next to no model: at most 3 % above
+    the plan.
 
     (Less is possible: some systems give untouched zero pages back. test_model.cpp compares plan and allocations exactly.)"""
     peaks, plans = [], []
     for name, changes in {"small": {}, "large": {"train.batch": 2} | settings}.items():
-        command = [*arguments(tmp_path / name, train__steps=1, train__warmup=1, eval__tokens=0), *flags(changes)]
+        command = [
+            *arguments(tmp_path / name, train__steps=1, train__warmup=1, eval__tokens=0),
+            *flags(changes),
+        ]
         peaks.append(peak_memory([binary, *command]))
         plans.append(json.loads((tmp_path / name / "summary.json").read_text())["memory_bytes"])
     assert plans[1] > 250e6

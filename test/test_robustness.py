@@ -1,4 +1,5 @@
-"""Bad shards and bad checkpoints, given to the program itself: what it says, its exit code, and that it leaves nothing behind."""
+"""Bad shards and bad checkpoints, given to the program itself: what it says, its exit code, and that it
+leaves nothing behind."""
 
 import json
 import os
@@ -36,17 +37,31 @@ def bad_shards():
     yield "missing", lambda path: None, ["train*.bin", "prepare.py"]
     yield "a folder", lambda path: path.mkdir(), ["train_0.bin"]
     yield "empty", lambda path: path.write_bytes(b""), ["train_0.bin", "empty"]
-    yield "shorter than its header", lambda path: path.write_bytes(b"\0" * 1000), ["train_0.bin", "1000", "1024"]
+    yield (
+        "shorter than its header",
+        lambda path: path.write_bytes(b"\0" * 1000),
+        ["train_0.bin", "1000", "1024"],
+    )
     yield "wrong magic", lambda path: write_shard(path, GOOD, magic=1), ["train_0.bin", "20240520"]
     yield "wrong version", lambda path: write_shard(path, GOOD, version=7), ["train_0.bin", "version", "7"]
     yield "count too large", lambda path: write_shard(path, GOOD, count=1001), ["train_0.bin", "1001"]
     yield "count too small", lambda path: write_shard(path, GOOD, count=999), ["train_0.bin", "999"]
     yield "negative count", lambda path: write_shard(path, GOOD, count=-5), ["train_0.bin", "-5"]
-    yield "token outside the vocabulary", lambda path: write_shard(path, np.where(np.arange(1000) == 700, 16, GOOD)), ["train_0.bin", "700", "16"]
-    yield "too short for one sequence", lambda path: write_shard(path, GOOD[:10]), ["10 tokens", "one sequence of 16"]
+    yield (
+        "token outside the vocabulary",
+        lambda path: write_shard(path, np.where(np.arange(1000) == 700, 16, GOOD)),
+        ["train_0.bin", "700", "16"],
+    )
+    yield (
+        "too short for one sequence",
+        lambda path: write_shard(path, GOOD[:10]),
+        ["10 tokens", "one sequence of 16"],
+    )
 
 
-@pytest.mark.parametrize(("make", "words"), [pytest.param(make, words, id=name) for name, make, words in bad_shards()])
+@pytest.mark.parametrize(
+    ("make", "words"), [pytest.param(make, words, id=name) for name, make, words in bad_shards()]
+)
 def test_a_bad_shard_ends_the_run_with_exit_code_3(run_binary, tmp_path, make, words):
     make(tmp_path / "train_0.bin")
     result = run_binary(*on_shards(tmp_path, out=tmp_path / "run", train__steps=200), code=3)
@@ -58,13 +73,19 @@ def test_a_bad_shard_ends_the_run_with_exit_code_3(run_binary, tmp_path, make, w
 
 @pytest.fixture
 def as_ordinary_user(binary):
-    """Runs the program as a user whom permissions bind (root is not), in a folder that this user may enter."""
+    """Runs the program as a user whom permissions bind (root is not), in a folder that this user may
+    enter."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o777)
     program = shutil.copy(binary, folder / "program")
     Path(program).chmod(0o755)  # whatever the umask was when it was built
     user = {"user": 65534} if os.geteuid() == 0 else {}
-    yield folder, lambda *words: subprocess.run([program, *words], capture_output=True, text=True, timeout=60, cwd=folder, **user)
+    yield (
+        folder,
+        lambda *words: subprocess.run(
+            [program, *words], capture_output=True, text=True, timeout=60, cwd=folder, **user
+        ),
+    )
     shutil.rmtree(folder)
 
 
@@ -91,12 +112,15 @@ def test_a_set_shorter_than_one_batch_is_used_as_a_stream(run_binary, tmp_path):
 
 
 def test_shards_beyond_4_gib_are_opened_with_64_bit_sizes(run_binary, tmp_path):
-    """Sparse: all but the header and the last tokens is a hole, read as zeros. --dry-run opens and checks the header."""
+    """Sparse: all but the header and the last tokens is a hole, read as zeros. --dry-run opens and checks
+    the header."""
     count = (1 << 31) - 8
     write_shard(tmp_path / "train_0.bin", [], count=count)
     os.truncate(tmp_path / "train_0.bin", 1024 + 2 * count)
     write_shard(tmp_path / "val_0.bin", GOOD)
-    result = run_binary(*on_shards(tmp_path, out=tmp_path / "run", data__val=f"{tmp_path}/val*.bin"), "--dry-run")
+    result = run_binary(
+        *on_shards(tmp_path, out=tmp_path / "run", data__val=f"{tmp_path}/val*.bin"), "--dry-run"
+    )
     assert f"{count:,}" in result.stdout.replace(str(count), f"{count:,}")
 
 
@@ -105,21 +129,35 @@ def test_a_shard_that_changes_during_training_ends_the_run_with_the_last_checkpo
     run = tmp_path / "run"
     command = [binary, *on_shards(tmp_path, out=run, train__steps=1000000, checkpoint__interval=20)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not list(run.glob("checkpoints/step_*")):
+    while process.poll() is None and not list(run.glob("checkpoints/step_*")):
         time.sleep(0.005)
     os.truncate(tmp_path / "train_0.bin", 1500)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 3 and "train_0.bin" in stderr
-    assert len(metrics_of(run)) == int(max(run.glob("checkpoints/step_*")).name[5:])  # what was reached is saved
+    assert len(metrics_of(run)) == int(
+        max(run.glob("checkpoints/step_*")).name[5:]
+    )  # what was reached is saved
     checkpoint = max(run.glob("checkpoints/step_*"))
-    assert subprocess.run([binary, "eval", "--checkpoint", checkpoint, "--data", tmp_path / "none.bin"], capture_output=True, text=True).returncode == 3
+    assert (
+        subprocess.run(
+            [binary, "eval", "--checkpoint", checkpoint, "--data", tmp_path / "none.bin"],
+            capture_output=True,
+            text=True,
+        ).returncode
+        == 3
+    )
     assert all(np.isfinite(tensor).all() for tensor in load_file(checkpoint / "model.safetensors").values())
 
 
 @pytest.fixture(scope="module")
 def trained(binary, tmp_path_factory):
     run = tmp_path_factory.mktemp("trained") / "run"
-    subprocess.run([binary, "--config", "copy_mixture", "--out", run, *flags(TINY)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [binary, "--config", "copy_mixture", "--out", run, *flags(TINY)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     return run
 
 
@@ -134,21 +172,29 @@ def flipped(data):
 
 
 DAMAGES = pytest.mark.parametrize(
-    "change", [lambda data: data[: len(data) // 2], flipped, lambda data: data + b"\0", lambda data: b""], ids=["cut", "flipped", "trailing", "empty"]
+    "change",
+    [lambda data: data[: len(data) // 2], flipped, lambda data: data + b"\0", lambda data: b""],
+    ids=["cut", "flipped", "trailing", "empty"],
 )
 
 
 @DAMAGES
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 @pytest.mark.parametrize("command", ["eval", "analyze", "sample"])
-def test_a_damaged_checkpoint_is_refused_with_exit_code_3(run_binary, tmp_path, trained, name, change, command):
+def test_a_damaged_checkpoint_is_refused_with_exit_code_3(
+    run_binary, tmp_path, trained, name, change, command
+):
     shutil.copytree(trained, tmp_path / "run")
     damage(tmp_path / f"run/checkpoints/step_00000012/{name}", change)
-    assert name in run_binary(command, "--checkpoint", tmp_path / "run/checkpoints/step_00000012", code=3).stderr
+    assert (
+        name in run_binary(command, "--checkpoint", tmp_path / "run/checkpoints/step_00000012", code=3).stderr
+    )
 
 
 @DAMAGES
-def test_damaged_optimizer_state_keeps_nobody_from_looking_at_the_model_but_from_resuming(run_binary, tmp_path, trained, change):
+def test_damaged_optimizer_state_keeps_nobody_from_looking_at_the_model_but_from_resuming(
+    run_binary, tmp_path, trained, change
+):
     shutil.copytree(trained, tmp_path / "run")
     damage(tmp_path / "run/checkpoints/step_00000012/optimizer.safetensors", change)
     for command in ("eval", "analyze", "sample"):
@@ -157,7 +203,8 @@ def test_damaged_optimizer_state_keeps_nobody_from_looking_at_the_model_but_from
 
 
 def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binary, binary, tmp_path, trained):
-    """The files are rewritten with matching checksums, as another program might: only then are the shapes themselves in question."""
+    """The files are rewritten with matching checksums, as another program might: only then are the shapes
+    themselves in question."""
     xxhash = pytest.importorskip("xxhash")
     shutil.copytree(trained, tmp_path / "run")
     folder = tmp_path / "run/checkpoints/step_00000012"
@@ -196,6 +243,15 @@ def test_a_device_that_is_not_there_is_refused(run_binary, tmp_path):
 def test_the_simulated_gpu_trains(run_binary, tmp_path):
     if "make SIMT=ON" in run_binary("--version").stdout:
         pytest.skip("the program was built without the simulated GPU: make SIMT=ON")
-    few = ["--set", "train.steps=2", "--set", "train.warmup=1", "--set", "train.batch=1", "--set", "eval.tokens=16"]
+    few = [
+        "--set",
+        "train.steps=2",
+        "--set",
+        "train.warmup=1",
+        "--set",
+        "train.batch=1",
+        "--set",
+        "eval.tokens=16",
+    ]
     result = run_binary("--config", "copy_mixture", "--device", "simt", "--out", tmp_path / "run", *few)
     assert "simt: the CUDA kernels, simulated" in result.stdout

@@ -25,7 +25,11 @@ def on(settings, *extra):
 
 def everything_in(folder):
     """Every file's path and bytes."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,12 @@ def data(tmp_path):
 
 
 def shards(folder, **changes):
-    settings = SMALL | {"data.source": "shards", "data.block": "window", "data.train": f"{folder}/train*.bin", "data.val": f"{folder}/val*.bin"}
+    settings = SMALL | {
+        "data.source": "shards",
+        "data.block": "window",
+        "data.train": f"{folder}/train*.bin",
+        "data.val": f"{folder}/val*.bin",
+    }
     return settings | {key.replace("__", "."): value for key, value in changes.items()}
 
 
@@ -123,7 +132,11 @@ def test_an_overwrite_removes_all_of_the_old_run_once_the_new_one_has_a_checkpoi
     run_binary(*on(SMALL | {"train.steps": 3}, "--out", run, "--overwrite"))
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_00000003"]
     assert len(metrics_of(run)) == 3
-    assert not list(run.glob("figures/*")) and not (run / "analysis").exists() and not (run / ".replaced").exists()
+    assert (
+        not list(run.glob("figures/*"))
+        and not (run / "analysis").exists()
+        and not (run / ".replaced").exists()
+    )
 
 
 def wait_for(process, happened):
@@ -134,12 +147,15 @@ def wait_for(process, happened):
 
 
 def has_steps(folder, count=1):
-    return (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_bytes().count(b"\n") >= count
+    return (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_bytes().count(
+        b"\n"
+    ) >= count
 
 
 @pytest.fixture
 def start_long_run(binary):
-    """start_long_run(folder, ...): a run that goes on until it is stopped; killed after the test at the latest."""
+    """start_long_run(folder, ...): a run that goes on until it is stopped; killed after the test at the
+    latest."""
     started = []
 
     def start(folder, *extra):
@@ -190,7 +206,9 @@ def test_a_run_moved_aside_by_an_overwrite_that_had_nothing_yet_goes_back(run_bi
 
 
 @pytest.mark.parametrize("how", ["--resume", "--overwrite", None])
-def test_a_second_process_in_a_runs_folder_is_refused_and_told_who_is_there(start_long_run, run_binary, tmp_path, how):
+def test_a_second_process_in_a_runs_folder_is_refused_and_told_who_is_there(
+    start_long_run, run_binary, tmp_path, how
+):
     run = tmp_path / "run"
     process = start_long_run(run)
     wait_for(process, lambda: has_steps(run, 3))
@@ -218,7 +236,9 @@ def test_a_lock_whose_holder_was_killed_holds_nobody_up(start_long_run, run_bina
     assert not (run / ".lock").exists()
 
 
-def test_a_run_whose_folder_was_moved_saves_nothing_in_the_folder_that_took_its_place(start_long_run, tmp_path):
+def test_a_run_whose_folder_was_moved_saves_nothing_in_the_folder_that_took_its_place(
+    start_long_run, tmp_path
+):
     run = tmp_path / "run"
     first = start_long_run(run)
     wait_for(first, lambda: has_steps(run))
@@ -234,21 +254,34 @@ def test_a_run_whose_folder_was_moved_saves_nothing_in_the_folder_that_took_its_
 @pytest.fixture
 def no_locks(tmp_path):
     """The environment of a file system without flock."""
-    (tmp_path / "no_locks.c").write_text("#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }\n")
+    (tmp_path / "no_locks.c").write_text(
+        "#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }\n"
+    )
     library = tmp_path / "no_locks.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "no_locks.c"], check=True)
     return os.environ | {"LD_PRELOAD": str(library), "LD_BIND_NOW": "1"}
 
 
-def test_without_locks_the_file_itself_is_the_lock_and_the_message_says_what_to_do(binary, tmp_path, no_locks):
+def test_without_locks_the_file_itself_is_the_lock_and_the_message_says_what_to_do(
+    binary, tmp_path, no_locks
+):
     def start(*words):
-        return subprocess.run([binary, *on(SMALL, "--out", tmp_path / "run", *words)], env=no_locks, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [binary, *on(SMALL, "--out", tmp_path / "run", *words)],
+            env=no_locks,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     assert start().returncode == 0 and not (tmp_path / "run/.lock").exists()
     (tmp_path / "run/.lock").write_text("process 4711 on host elsewhere\n")
     refused = start("--overwrite")
     assert refused.returncode == 2
-    assert "process 4711 on host elsewhere" in refused.stderr and f"remove {tmp_path}/run/.lock" in refused.stderr
+    assert (
+        "process 4711 on host elsewhere" in refused.stderr
+        and f"remove {tmp_path}/run/.lock" in refused.stderr
+    )
     (tmp_path / "run/.lock").unlink()
     assert start("--overwrite").returncode == 0
 
@@ -263,7 +296,7 @@ def test_a_finished_run_is_left_alone_and_so_is_one_with_fewer_steps_asked_for(r
 def test_resume_takes_the_runs_own_config_and_needs_a_run(run_binary, run, tmp_path):
     run_binary("--resume", "--out", run, "--set", "train.steps=8")
     assert len(metrics_of(run)) == 8
-    assert 'steps = 8' in (run / "config.toml").read_text()
+    assert "steps = 8" in (run / "config.toml").read_text()
     missing = run_binary("--resume", "--out", tmp_path / "nothing", code=2)
     assert "no run" in missing.stderr and not (tmp_path / "nothing").exists()
 
@@ -287,15 +320,30 @@ def test_data_made_again_in_place_are_refused_until_they_are_allowed(run_binary,
     assert "the training data have changed" in allowed.stderr and len(metrics_of(run)) == 8
 
 
-def test_the_same_shards_elsewhere_are_the_same_data_and_other_shards_are_reported(run_binary, tmp_path, data):
+def test_the_same_shards_elsewhere_are_the_same_data_and_other_shards_are_reported(
+    run_binary, tmp_path, data
+):
     run = tmp_path / "run"
     run_binary(*on(shards(data), "--out", run))
     shutil.copytree(data, tmp_path / "moved")
-    result = run_binary("--resume", "--out", run, *flags({"train.steps": 8, "data.train": f"{tmp_path}/moved/train*.bin"}))
+    result = run_binary(
+        "--resume", "--out", run, *flags({"train.steps": 8, "data.train": f"{tmp_path}/moved/train*.bin"})
+    )
     assert "have changed" not in result.stderr
     write_shard(tmp_path / "moved/train_0.bin", np.arange(700) % 16)
     shutil.rmtree(data)
-    result = run_binary("--resume", "--out", run, *flags({"train.steps": 9, "data.train": f"{tmp_path}/moved/train_*.bin", "data.val": f"{tmp_path}/moved/val*.bin"}))
+    result = run_binary(
+        "--resume",
+        "--out",
+        run,
+        *flags(
+            {
+                "train.steps": 9,
+                "data.train": f"{tmp_path}/moved/train_*.bin",
+                "data.val": f"{tmp_path}/moved/val*.bin",
+            }
+        ),
+    )
     assert "the training data have changed: train_0.bin has 700 tokens and had 2000" in result.stderr
 
 
@@ -323,11 +371,16 @@ def test_shards_of_another_vocabulary_are_refused_at_the_start(run_binary, tmp_p
 
 
 def test_the_tokenizer_is_read_from_meta_json_or_said_to_be_assumed(run_binary, tmp_path, data):
-    assert re.search("tokenizer +unknown: no meta.json of prepare.py", run_binary(*on(shards(data), "--out", tmp_path / "a")).stdout)
+    assert re.search(
+        "tokenizer +unknown: no meta.json of prepare.py",
+        run_binary(*on(shards(data), "--out", tmp_path / "a")).stdout,
+    )
     assumed = run_binary(*on(shards(data, model__vocab=256), "--out", tmp_path / "b")).stdout
     assert re.search("tokenizer +bytes, assumed from model.vocab = 256", assumed)
     write_meta(data, end_of_text=3)
-    padded = run_binary(*on(shards(data, model__vocab=64, data__block="bos", data__bos=0), "--out", tmp_path / "c"))
+    padded = run_binary(
+        *on(shards(data, model__vocab=64, data__block="bos", data__bos=0), "--out", tmp_path / "c")
+    )
     assert re.search("tokenizer +bytes, as meta.json", padded.stdout)
     assert "data.bos" in padded.stderr and "token 3" in padded.stderr
     state = json.loads(next((tmp_path / "c/checkpoints").glob("*/state.json")).read_text())
@@ -336,7 +389,12 @@ def test_the_tokenizer_is_read_from_meta_json_or_said_to_be_assumed(run_binary, 
 
 
 def test_a_foreign_meta_json_is_no_obstacle(run_binary, tmp_path, data):
-    for text in ("[]", "{", '{"vocab": "many"}', '{"tokenizer": "bytes", "vocab": 16, "end_of_text": null, "shards": [1]}'):
+    for text in (
+        "[]",
+        "{",
+        '{"vocab": "many"}',
+        '{"tokenizer": "bytes", "vocab": 16, "end_of_text": null, "shards": [1]}',
+    ):
         (data / "meta.json").write_text(text)
         assert "no meta.json of prepare.py" in run_binary(*on(shards(data), "--dry-run")).stdout
 
@@ -364,7 +422,20 @@ def test_the_validation_loss_depends_on_the_data_alone_and_is_what_eval_finds(ru
     values = []
     for micro_batch in (1, 2, 4, 8):
         run = tmp_path / f"run{micro_batch}"
-        run_binary(*on(shards(data, train__batch=8, train__micro_batch=micro_batch, train__lr=1e-9, train__min_lr=1e-9, eval__tokens=25 * 16 + 7), "--out", run))
+        run_binary(
+            *on(
+                shards(
+                    data,
+                    train__batch=8,
+                    train__micro_batch=micro_batch,
+                    train__lr=1e-9,
+                    train__min_lr=1e-9,
+                    eval__tokens=25 * 16 + 7,
+                ),
+                "--out",
+                run,
+            )
+        )
         values.append(metrics_of(run)[-1]["val_loss"])
         run_binary("eval", "--checkpoint", run, "--tokens", 25 * 16 + 7, "--json", tmp_path / "eval.json")
         (result,) = json.loads((tmp_path / "eval.json").read_text())["results"]
@@ -381,21 +452,28 @@ def test_validation_takes_all_there_is_where_more_is_asked_for(run_binary, tmp_p
 
 
 def test_the_old_name_of_a_key_is_understood_and_reported(run_binary, tmp_path, run):
-    """On the command line a batch is train.batch sequences; in a file of the version that had the key, a micro-batch."""
+    """On the command line a batch is train.batch sequences; in a file of the version that had the key, a
+    micro-batch."""
     settings = {"eval.batches": 2, "train.batch": 8, "train.micro_batch": 2, "data.seq_len": 16}
     result = run_binary("--config", "copy_mixture", *flags(settings), "--print-config")
     assert "tokens = 256" in result.stdout and "batches" not in result.stdout
     assert "eval.batches is now eval.tokens" in result.stderr and "256" in result.stderr
-    later = run_binary("--config", "copy_mixture", *flags({"eval.batches": 2, "eval.tokens": 99}), "--print-config")
+    later = run_binary(
+        "--config", "copy_mixture", *flags({"eval.batches": 2, "eval.tokens": 99}), "--print-config"
+    )
     assert "tokens = 99" in later.stdout and not later.stderr
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(re.sub("(?m)^tokens = 192.*$", "batches = 3", config))
     resumed = run_binary("--resume", "--out", run, "--set", "train.steps=8")
     assert "eval.batches is now eval.tokens" in resumed.stderr and len(metrics_of(run)) == 8
-    (tmp_path / "old.toml").write_text("[eval]\nbatches = 2\n[train]\nbatch = 8\nmicro_batch = 2\nsteps = 5\nwarmup = 0\n[data]\nseq_len = 16\nsource = 'copy_mixture'\n")
+    (tmp_path / "old.toml").write_text(
+        "[eval]\nbatches = 2\n[train]\nbatch = 8\nmicro_batch = 2\nsteps = 5\nwarmup = 0\n[data]\nseq_len = 16\nsource = 'copy_mixture'\n"
+    )
     assert "tokens = 64" in run_binary("--config", tmp_path / "old.toml", "--print-config").stdout
     (tmp_path / "both.toml").write_text("[eval]\ntokens = 5\nbatches = 2\n")
-    assert "eval.batches = 2" in run_binary("--config", tmp_path / "both.toml", "--print-config", code=2).stderr
+    assert (
+        "eval.batches = 2" in run_binary("--config", tmp_path / "both.toml", "--print-config", code=2).stderr
+    )
 
 
 def test_lines_say_whether_their_loss_is_a_mean(run_binary, tmp_path):
@@ -408,22 +486,44 @@ def test_lines_say_whether_their_loss_is_a_mean(run_binary, tmp_path):
 
 
 def test_the_advice_on_missing_data_is_the_configs_own_command(run_binary):
-    for config, words in {"shakespeare": "--tokenizer bytes --out data/shakespeare FILE", "c4_125m": "--tokenizer gpt2 --out data/c4 FILE"}.items():
-        assert words in run_binary("--config", config, "--set", "data.train=" + words.split()[3] + "/train_0*.bin", code=3).stderr
-    for pattern, words in {"my data/*.bin": "--out 'my data' FILE", "d/*/train*.bin": "--out FOLDER FILE", "d/other*.bin": "--out FOLDER FILE"}.items():
+    for config, words in {
+        "shakespeare": "--tokenizer bytes --out data/shakespeare FILE",
+        "c4_125m": "--tokenizer gpt2 --out data/c4 FILE",
+    }.items():
+        assert (
+            words
+            in run_binary(
+                "--config", config, "--set", "data.train=" + words.split()[3] + "/train_0*.bin", code=3
+            ).stderr
+        )
+    for pattern, words in {
+        "my data/*.bin": "--out 'my data' FILE",
+        "d/*/train*.bin": "--out FOLDER FILE",
+        "d/other*.bin": "--out FOLDER FILE",
+    }.items():
         assert words in run_binary("--config", "shakespeare", "--set", f"data.train={pattern}", code=3).stderr
 
 
-def test_a_dry_run_tells_of_epochs_folder_memory_and_tokenizer_before_all_else(run_binary, tmp_path, data, run):
+def test_a_dry_run_tells_of_epochs_folder_memory_and_tokenizer_before_all_else(
+    run_binary, tmp_path, data, run
+):
     result = run_binary(*on(shards(data), "--out", run, "--dry-run"))
     assert result.stdout.startswith("parameters") and "[model]" not in result.stdout
     assert "0.1935 epochs" in result.stdout  # 6 steps of 4 windows, of the 124 that fit at any shift
-    assert "holds a run (newest checkpoint step_00000006)" in result.stdout and "memory: there is" in result.stdout
-    with_config = run_binary(*on(shards(data), "--out", tmp_path / "new", "--dry-run", "--print-config")).stdout
+    assert (
+        "holds a run (newest checkpoint step_00000006)" in result.stdout
+        and "memory: there is" in result.stdout
+    )
+    with_config = run_binary(
+        *on(shards(data), "--out", tmp_path / "new", "--dry-run", "--print-config")
+    ).stdout
     assert with_config.startswith("parameters") and "[model]" in with_config and "new: new" in with_config
     (tmp_path / "files").mkdir()
     (tmp_path / "files/thesis.tex").write_text("")
-    assert "choose another folder" in run_binary(*on(shards(data), "--out", tmp_path / "files", "--dry-run")).stdout
+    assert (
+        "choose another folder"
+        in run_binary(*on(shards(data), "--out", tmp_path / "files", "--dry-run")).stdout
+    )
 
 
 def test_a_run_keeps_the_tokenizer_that_lies_beside_its_shards(run_binary, tmp_path, data):

@@ -1,4 +1,5 @@
-"""Every key of the config: that it has an effect, and what a resumed run makes of another value (docs/resume.md)."""
+"""Every key of the config: that it has an effect, and what a resumed run makes of another value
+(docs/resume.md)."""
 
 import re
 import shutil
@@ -13,8 +14,20 @@ from test_robustness import write_shard
 from test_train import TINY, flags, metrics_of
 
 BASE = TINY | {"train.steps": 8, "checkpoint.interval": 4, "checkpoint.keep": 0}
-SHARDS = {"data.source": "shards", "data.block": "window", "data.bos": 1, "data.train": "{shards}/train_*.bin", "data.val": "{shards}/val_0.bin"}
-WILD = {"train.lr": 10, "train.min_lr": 10, "train.clip": 0, "train.weight_decay": 100, "train.steps": 40}  # soon not finite
+SHARDS = {
+    "data.source": "shards",
+    "data.block": "window",
+    "data.bos": 1,
+    "data.train": "{shards}/train_*.bin",
+    "data.val": "{shards}/val_0.bin",
+}
+WILD = {
+    "train.lr": 10,
+    "train.min_lr": 10,
+    "train.clip": 0,
+    "train.weight_decay": 100,
+    "train.steps": 40,
+}  # soon not finite
 SPIKES = {"train.spike_z": 1, "train.spike_window": 3, "train.max_skips": 30, "train.steps": 30}
 
 # Another value of each key, and the settings beside which it shows.
@@ -85,7 +98,9 @@ def keys_of(table, prefix=""):
 
 @pytest.fixture(scope="module")
 def all_keys(binary):
-    printed = subprocess.run([binary, "--config", "copy_mixture", "--print-config"], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [binary, "--config", "copy_mixture", "--print-config"], capture_output=True, text=True, check=True
+    )
     return list(keys_of(tomllib.loads(printed.stdout)))
 
 
@@ -109,9 +124,18 @@ def start(binary, folder, words):
 
 def what_shows(result, folder):
     """What a person or a script can see of a run, but for speeds."""
-    printed = re.sub(r"[\d.]+ (tokens/s|GFLOP/s|s\b|GiB)|ETA.*|trained in.*", "", result.stdout + result.stderr)
+    printed = re.sub(
+        r"[\d.]+ (tokens/s|GFLOP/s|s\b|GiB)|ETA.*|trained in.*", "", result.stdout + result.stderr
+    )
     lines = metrics_of(folder) if (folder / "metrics.jsonl").exists() else []
-    seen = [{key: value for key, value in line.items() if key not in ("tokens_per_second", "flops_per_second", "seconds")} for line in lines]
+    seen = [
+        {
+            key: value
+            for key, value in line.items()
+            if key not in ("tokens_per_second", "flops_per_second", "seconds")
+        }
+        for line in lines
+    ]
     saved = sorted(path.name for path in folder.glob("checkpoints/*"))
     return result.returncode, printed.replace(str(folder), ""), seen, saved
 
@@ -132,13 +156,27 @@ def test_every_key_has_an_effect(binary, shards, tmp_path, all_keys):
             before[name] = what_shows(start(binary, folder, words), folder)
         folder = tmp_path / f"changed{number}"
         value = "bf16" if key == "model.precision" else value  # fp32 is what the cpu takes by itself
-        after = what_shows(start(binary, folder, ["--config", "copy_mixture", *settings_of(shards, BASE | beside | {key: value})]), folder)
+        after = what_shows(
+            start(
+                binary,
+                folder,
+                ["--config", "copy_mixture", *settings_of(shards, BASE | beside | {key: value})],
+            ),
+            folder,
+        )
         assert after != before[name], f"{key} = {value} changes nothing that shows"
+    again = tmp_path / "again"
+    assert (
+        what_shows(start(binary, again, ["--config", "copy_mixture", *settings_of(shards, BASE)]), again)
+        == before["[]"]
+    )
 
 
 def documented():
     """(key, what a change does) as docs/resume.md says."""
-    return re.findall(r"^\| `([\w.]+)` \| (.+?) \|$", (REPOSITORY / "docs/resume.md").read_text(), re.MULTILINE)
+    return re.findall(
+        r"^\| `([\w.]+)` \| (.+?) \|$", (REPOSITORY / "docs/resume.md").read_text(), re.MULTILINE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +212,15 @@ def test_a_changed_key_does_what_its_row_says(binary, shards, tmp_path, interrup
         result = start(binary, folder, ["--resume", *settings_of(shards, {key: value})])
         told = f"{key} = "
         if kind == "refused":
-            assert result.returncode == 2 and told in result.stderr and says.split(": ", 1)[1] in result.stderr, (key, result.stderr)
+            assert (
+                result.returncode == 2 and told in result.stderr and says.split(": ", 1)[1] in result.stderr
+            ), (key, result.stderr)
             continue
         assert result.returncode == 0, (key, result.stderr)
         assert (told in result.stderr) == (kind != "silent"), (key, result.stderr)
-        assert ("no effect" in result.stderr and key in result.stderr) == (kind == "no effect" or key in ("model.tf32", "train.deterministic")), key
+        assert ("no effect" in result.stderr and key in result.stderr) == (
+            kind == "no effect" or key in ("model.tf32", "train.deterministic")
+        ), key
         ours, theirs = ([(line["step"], line["loss"]) for line in metrics_of(run)] for run in (folder, old))
         assert ours[:4] == theirs[:4], key
         if kind in ("silent", "no effect"):
@@ -195,13 +237,25 @@ def test_zeros_that_mean_the_default_are_the_default(binary, shards, tmp_path, i
 
 
 def test_a_changed_batch_goes_on_where_the_data_were_left(binary, tmp_path):
-    """4 steps of 4 sequences, then steps of 2: the sixth step of the second run is the first half of the fifth one's sequences of the first.
+    """4 steps of 4 sequences, then steps of 2: the sixth step of the second run is the first half of the
+    fifth one's sequences of the first.
 
     With a learning rate of next to nothing a step's loss tells which sequences it read."""
-    still = {"train.lr": 1e-12, "train.min_lr": 1e-12, "train.warmup": 0, "train.weight_decay": 0, "eval.tokens": 0}
+    still = {
+        "train.lr": 1e-12,
+        "train.min_lr": 1e-12,
+        "train.warmup": 0,
+        "train.weight_decay": 0,
+        "eval.tokens": 0,
+    }
     whole, split = tmp_path / "whole", tmp_path / "split"
     assert start(binary, whole, ["--config", "copy_mixture", *flags(BASE | still)]).returncode == 0
-    assert start(binary, split, ["--config", "copy_mixture", *flags(BASE | still | {"train.steps": 4})]).returncode == 0
+    assert (
+        start(
+            binary, split, ["--config", "copy_mixture", *flags(BASE | still | {"train.steps": 4})]
+        ).returncode
+        == 0
+    )
     result = start(binary, split, ["--resume", *flags({"train.batch": 2, "train.steps": 12})])
     assert result.returncode == 0 and "train.batch = 2" in result.stderr
     one, other = (metrics_of(folder) for folder in (whole, split))

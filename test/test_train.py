@@ -1,4 +1,5 @@
-"""The program as a user meets it: usage, run folders, reproducibility, bad input, closed pipes and full disks."""
+"""The program as a user meets it: usage, run folders, reproducibility, bad input, closed pipes and full
+disks."""
 
 import fcntl
 import json
@@ -37,7 +38,13 @@ def flags(settings):
 
 
 def tiny_run(folder, **changes):
-    return ["--config", "copy_mixture", "--out", folder, *flags(TINY | {key.replace("__", "."): value for key, value in changes.items()})]
+    return [
+        "--config",
+        "copy_mixture",
+        "--out",
+        folder,
+        *flags(TINY | {key.replace("__", "."): value for key, value in changes.items()}),
+    ]
 
 
 def metrics_of(folder):
@@ -50,11 +57,24 @@ def test_run_folder_holds_what_the_readme_says(run_binary, tmp_path):
     lines = metrics_of(run)
     assert [line["step"] for line in lines] == list(range(1, 13))
     for line in lines:
-        assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "flops_per_second", "memory_bytes"} <= line.keys()
+        assert {
+            "step",
+            "tokens",
+            "loss",
+            "lr",
+            "grad_norm",
+            "tokens_per_second",
+            "flops_per_second",
+            "memory_bytes",
+        } <= line.keys()
         assert line["tokens"] == line["step"] * 4 * 16
     assert [line["step"] for line in lines if "val_loss" in line] == [5, 10, 12]
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 12 and summary["loss"] == lines[-1]["loss"] and summary["val_loss"] == lines[-1]["val_loss"]
+    assert (
+        summary["steps"] == 12
+        and summary["loss"] == lines[-1]["loss"]
+        and summary["val_loss"] == lines[-1]["val_loss"]
+    )
     assert 0 < summary["bayes_optimal_loss"] < np.log(16)
     tensors = load_file(run / summary["checkpoint"] / "model.safetensors")
     assert summary["parameters"] == sum(tensor.size for tensor in tensors.values())
@@ -75,23 +95,35 @@ def test_the_start_says_why_the_device_was_taken(run_binary, tmp_path):
 def test_learning_rate_is_never_zero_and_ends_at_its_minimum(run_binary, tmp_path):
     run_binary(*tiny_run(tmp_path / "run", train__lr=0.01, train__min_lr=0.002))
     rates = [line["lr"] for line in metrics_of(tmp_path / "run")]
-    assert rates[0] == pytest.approx(0.005) and rates[1] == pytest.approx(0.01) and rates[-1] == pytest.approx(0.002)
+    assert (
+        rates[0] == pytest.approx(0.005)
+        and rates[1] == pytest.approx(0.01)
+        and rates[-1] == pytest.approx(0.002)
+    )
     assert all(earlier > later for earlier, later in zip(rates[1:], rates[2:]))
 
 
 def test_same_seed_same_run_bit_for_bit(run_binary, tmp_path):
     for name in ("a", "b"):
         run_binary(*tiny_run(tmp_path / name))
-    losses = [[(line["loss"], line["grad_norm"], line.get("val_loss")) for line in metrics_of(tmp_path / name)] for name in ("a", "b")]
+    losses = [
+        [(line["loss"], line["grad_norm"], line.get("val_loss")) for line in metrics_of(tmp_path / name)]
+        for name in ("a", "b")
+    ]
     assert losses[0] == losses[1]
-    a, b = (next((tmp_path / name / "checkpoints").glob("*/model.safetensors")).read_bytes() for name in ("a", "b"))
+    a, b = (
+        next((tmp_path / name / "checkpoints").glob("*/model.safetensors")).read_bytes()
+        for name in ("a", "b")
+    )
     assert a == b
 
 
 def test_config_of_a_run_repeats_it(run_binary, tmp_path):
     run_binary(*tiny_run(tmp_path / "a", train__seed=5))
     run_binary("--config", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
-    assert [line["loss"] for line in metrics_of(tmp_path / "a")] == [line["loss"] for line in metrics_of(tmp_path / "b")]
+    assert [line["loss"] for line in metrics_of(tmp_path / "a")] == [
+        line["loss"] for line in metrics_of(tmp_path / "b")
+    ]
 
 
 def test_another_run_in_the_folder_is_refused_unless_overwritten(run_binary, tmp_path):
@@ -143,7 +175,9 @@ def test_bad_usage_is_explained_with_exit_code_2_and_leaves_nothing(run_binary, 
 
 def test_missing_data_is_explained_with_exit_code_3_and_leaves_nothing(run_binary, tmp_path):
     pattern = tmp_path / "nothing_*.bin"
-    result = run_binary("--config", "shakespeare", "--set", f"data.train={pattern}", "--out", tmp_path / "run", code=3)
+    result = run_binary(
+        "--config", "shakespeare", "--set", f"data.train={pattern}", "--out", tmp_path / "run", code=3
+    )
     assert str(pattern) in result.stderr and "prepare.py" in result.stderr
     assert not (tmp_path / "run").exists()
 
@@ -163,7 +197,18 @@ def test_lists_and_prints_configs(run_binary, tmp_path):
 
 def test_updates_that_are_not_finite_stop_the_run_with_the_last_good_model(run_binary, tmp_path):
     run = tmp_path / "run"
-    result = run_binary(*tiny_run(run, train__lr=10, train__min_lr=10, train__weight_decay=100, train__clip=0, train__max_skips=3, train__steps=40), code=1)
+    result = run_binary(
+        *tiny_run(
+            run,
+            train__lr=10,
+            train__min_lr=10,
+            train__weight_decay=100,
+            train__clip=0,
+            train__max_skips=3,
+            train__steps=40,
+        ),
+        code=1,
+    )
     assert "not finite" in result.stderr and "train.lr" in result.stderr
     lines = metrics_of(run)
     assert all(line.get("skipped") for line in lines[-3:]) and len(lines) < 40
@@ -172,7 +217,9 @@ def test_updates_that_are_not_finite_stop_the_run_with_the_last_good_model(run_b
 
 
 def test_training_goes_on_when_stdout_is_closed(binary, tmp_path):
-    process = subprocess.Popen([binary, *tiny_run(tmp_path / "run", log__interval=1)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [binary, *tiny_run(tmp_path / "run", log__interval=1)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     process.stdout.close()
     process.stderr.read()
     assert process.wait(timeout=60) == 0
@@ -193,11 +240,24 @@ def test_a_full_disk_never_leaves_half_a_line_or_half_a_model(binary, tmp_path):
     assert refused.returncode == 1 and "config.toml" in refused.stderr
 
     limit = len(config_toml) + 100
-    result = subprocess.run([*command[:-1], command[-1], "--overwrite"], preexec_fn=small_files, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1 and "NOT saved" in result.stderr and "model.safetensors" in result.stderr and "metrics.jsonl" in result.stderr
+    result = subprocess.run(
+        [*command[:-1], command[-1], "--overwrite"],
+        preexec_fn=small_files,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        result.returncode == 1
+        and "NOT saved" in result.stderr
+        and "model.safetensors" in result.stderr
+        and "metrics.jsonl" in result.stderr
+    )
     lines = metrics_of(tmp_path / "run")  # every line parses
     assert 3 < len(lines) < 40
-    assert not list((tmp_path / "run").rglob("*.partial")) and not list((tmp_path / "run").rglob("model.safetensors"))
+    assert not list((tmp_path / "run").rglob("*.partial")) and not list(
+        (tmp_path / "run").rglob("model.safetensors")
+    )
 
 
 def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
@@ -207,7 +267,18 @@ def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
     choose = np.random.default_rng(1)
     text = " ".join(choose.choice(words) for _ in range(8000))
     (tmp_path / "book.txt").write_text(text)
-    run_command([sys.executable, REPOSITORY / "data/prepare.py", "text", "--out", tmp_path / "shards", "--tokenizer", "bytes", tmp_path / "book.txt"])
+    run_command(
+        [
+            sys.executable,
+            REPOSITORY / "data/prepare.py",
+            "text",
+            "--out",
+            tmp_path / "shards",
+            "--tokenizer",
+            "bytes",
+            tmp_path / "book.txt",
+        ]
+    )
     settings = {
         "data.train": f"{tmp_path}/shards/train_*.bin",
         "data.val": f"{tmp_path}/shards/val_*.bin",
@@ -230,7 +301,14 @@ def test_text_to_falling_validation_loss(run_binary, run_command, tmp_path):
 def test_a_terminal_shows_a_bar_and_closing_it_saves_the_run(binary, tmp_path):
     master, slave = pty.openpty()
     command = [binary, *tiny_run(tmp_path / "run", train__steps=100000)]
-    process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, start_new_session=True, preexec_fn=lambda: controlling_terminal(slave))
+    process = subprocess.Popen(
+        command,
+        stdout=slave,
+        stderr=slave,
+        stdin=slave,
+        start_new_session=True,
+        preexec_fn=lambda: controlling_terminal(slave),
+    )
     os.close(slave)
     shown = b""
     while b"ETA" not in shown:
@@ -248,12 +326,19 @@ def controlling_terminal(file):
 
 
 def test_a_spike_is_skipped_and_does_not_move_the_limits(run_binary, tmp_path):
-    """One and a half deviations above the mean of eight steps are common: some updates are skipped, the rest of the run goes on."""
+    """One and a half deviations above the mean of eight steps are common: some updates are skipped, the rest
+    of the run goes on."""
     run = tmp_path / "run"
-    result = run_binary(*tiny_run(run, train__steps=60, train__spike_z=1.5, train__spike_window=8, train__max_skips=30))
+    result = run_binary(
+        *tiny_run(run, train__steps=60, train__spike_z=1.5, train__spike_window=8, train__max_skips=30)
+    )
     lines = metrics_of(run)
     skipped = [line for line in lines if "skipped" in line]
-    assert 0 < len(skipped) < 60 and all(line["skipped"] == "spike" for line in skipped) and not any("skipped" in line for line in lines[:8])
+    assert (
+        0 < len(skipped) < 60
+        and all(line["skipped"] == "spike" for line in skipped)
+        and not any("skipped" in line for line in lines[:8])
+    )
     assert json.loads((run / "summary.json").read_text())["skipped_updates"] == len(skipped)
     assert result.stderr.count("spike, update skipped") == len(skipped)
 
@@ -273,7 +358,13 @@ def test_a_run_that_does_not_fit_is_refused_with_the_largest_micro_batch_that_do
     """Asks for more memory than any test machine has; one sequence at a time would fit."""
     huge = {"data.seq_len": 4096, "train.batch": 65536, "model.width": 64, "model.recompute": "block"}
     result = run_binary(*tiny_run(tmp_path / "run"), *flags(huge), code=1)
-    assert "out of memory" in result.stderr and "needed" in result.stderr and "--set train.micro_batch=" in result.stderr
+    assert (
+        "out of memory" in result.stderr
+        and "needed" in result.stderr
+        and "--set train.micro_batch=" in result.stderr
+    )
     assert not (tmp_path / "run").exists()
     hopeless = {"model.width": 65536, "model.layers": 100, "model.heads": 64}
-    assert "No micro-batch fits" in run_binary(*tiny_run(tmp_path / "hopeless"), *flags(hopeless), code=1).stderr
+    assert (
+        "No micro-batch fits" in run_binary(*tiny_run(tmp_path / "hopeless"), *flags(hopeless), code=1).stderr
+    )

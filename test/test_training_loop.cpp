@@ -207,6 +207,8 @@ TEST_CASE("training loop: whichever call of the device fails, the newest checkpo
     if (outcome.error.empty()) {  // it was a checkpoint that failed: training went on
       ++not_saved;
       CHECK(outcome.state.step == 4);
+      const auto checkpoint = newest(folder);
+      CHECK(outcome.code == (checkpoint && checkpoint->manifest.state.step == 4 ? 0 : 1));
     } else {
       const auto checkpoint = newest(folder);
       saved += checkpoint && checkpoint->manifest.state.step == outcome.state.step;
@@ -214,7 +216,7 @@ TEST_CASE("training loop: whichever call of the device fails, the newest checkpo
       if (outcome.consistent) CHECK((checkpoint && checkpoint->manifest.state.step == outcome.state.step));
     }
     if (call % 5 != 0) continue;
-    run(config, folder, {}, fs::exists(folder) ? ExistingRun::resume : ExistingRun::refuse);
+    CHECK(run(config, folder, {}, fs::exists(folder) ? ExistingRun::resume : ExistingRun::refuse).code == 0);
     CHECK((final_model(folder) == want));
   }
   CHECK(saved > not_saved);

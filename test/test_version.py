@@ -11,13 +11,20 @@ def test_version_tells_commit_compiler_devices_and_libraries(run_binary):
     assert lines.keys() == {"train_gpt_goat", "compiler", "device cpu", "device cuda", "device simt"}
     assert re.fullmatch(r"\S+ \d+\.\d+\S*, \w+", lines["compiler"])
     assert re.search(r"\d threads?, .*oneDNN \d+\.\d+\.\d+", lines["device cpu"])
-    assert re.fullmatch(r"sm_\d+.* \(CUDA \d+\.\d.*, cuBLASLt \d+\.\d.*\)|not built \(make CUDA=ON\)", lines["device cuda"])
+    assert re.fullmatch(
+        r"sm_\d+.* \(CUDA \d+\.\d.*, cuBLASLt \d+\.\d.*\)|not built \(make CUDA=ON\)", lines["device cuda"]
+    )
     assert lines["device simt"] in ("built", "not built (make SIMT=ON)")
 
 
 def test_version_says_whether_the_simulated_gpu_is_there(binary, run_binary, tmp_path):
     built = re.search(r"device simt +built", run_binary("--version").stdout)
-    opened = subprocess.run([binary, "--config", "copy_mixture", "--device", "simt", "--dry-run"], capture_output=True, text=True, timeout=60)
+    opened = subprocess.run(
+        [binary, "--config", "copy_mixture", "--device", "simt", "--dry-run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert opened.returncode == (0 if built else 2)
     if not built:
         assert "make SIMT=ON" in opened.stderr

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times training steps of the same GPT in PyTorch on the CPU, fp32: the peer that bench_step is measured against.
+"""Times training steps of the same GPT in PyTorch on the CPU, fp32: the peer that bench_step is measured
+against.
 
   bench_torch.py --form eager     attention written out: q k^T, mask, softmax, times v
   bench_torch.py --form sdpa      torch.nn.functional.scaled_dot_product_attention

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times PyTorch's attention at the shapes of gpu_kernels' attention sections, through each backend that is there: FlashAttention-2, cuDNN, efficient.
+"""Times PyTorch's attention at the shapes of gpu_kernels' attention sections, through each backend that is
+there: FlashAttention-2, cuDNN, efficient.
 
   gpu_torch_attention.py --output torch_attention.json
 

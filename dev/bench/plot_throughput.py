@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Throughput against context length: runs bench_step at T = 256 .. 8192 with the same number of tokens a step and draws the result.
+"""Throughput against context length: runs bench_step at T = 256 .. 8192 with the same number of tokens a
+step and draws the result.
 
   OMP_NUM_THREADS=2 plot_throughput.py BENCH_STEP dev/results/throughput_cpu.png
 

@@ -1,4 +1,5 @@
-"""The copy-mixture task in NumPy: every token of every sequence is a pure function of (seed, sequence, position).
+"""The copy-mixture task in NumPy: every token of every sequence is a pure function of (seed, sequence,
+position).
 
 x_0 is uniform over the vocabulary. The token after input position i, x_{i+1}, is a copy of x_0 with probability p_first, a copy of
 x_{i-1} (x_0 at i = 0) with probability p_prev, and uniform over the vocabulary otherwise.
@@ -14,7 +15,8 @@ WORD = (1 << 32) - 1
 
 
 def philox4x32(counter, key):
-    """Philox4x32-10 (Salmon et al., SC 2011). counter: four arrays of 32-bit words, key: two words. Returns four arrays of words."""
+    """Philox4x32-10 (Salmon et al., SC 2011). counter: four arrays of 32-bit words, key: two words. Returns
+    four arrays of words."""
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
     k0, k1 = key
     for _ in range(10):

@@ -1,4 +1,5 @@
-"""One whole training step of the model in float64 NumPy: forward, backward written by hand, global-norm clipping and AdamW.
+"""One whole training step of the model in float64 NumPy: forward, backward written by hand, global-norm
+clipping and AdamW.
 
 It follows the paper's equations and shares nothing with the trainer. The prior is used as it is defined, a T x T matrix that is added to
 the logits; the trainer instead writes it into extra coordinates of q and k. Agreement of the two is what test_reference.py asserts.
@@ -58,7 +59,8 @@ def frequencies(rank, base):
 
 
 def sink_features(length, config):
-    """phi [length, 2M+2]: Fourier features of the position, and the position on a linear and on a logarithmic scale."""
+    """phi [length, 2M+2]: Fourier features of the position, and the position on a linear and on a
+    logarithmic scale."""
     j = np.arange(length, dtype=np.float64)
     angle = np.outer(j, frequencies(config.abs_rank, config.abs_base))
     scales = [j / config.train_length, np.log1p(j) / np.log1p(config.train_length)]
@@ -83,7 +85,8 @@ class Model:
         self.grads = {}
 
     def loss_and_gradients(self, tokens, targets):
-        """Mean negative log-likelihood in nats, and its gradient by every parameter. tokens, targets: [B, T]."""
+        """Mean negative log-likelihood in nats, and its gradient by every parameter. tokens, targets: [B,
+        T]."""
         self.grads = {name: np.zeros_like(value) for name, value in self.params.items()}
         table = self.params["embedding.weight"]
         x = table[tokens]
@@ -171,7 +174,8 @@ class Model:
         return y, backward
 
     def prior(self, name, length):
-        """The log-prior K [H, T, T]. backward takes dK (zero above the diagonal) and has nothing to return."""
+        """The log-prior K [H, T, T]. backward takes dK (zero above the diagonal) and has nothing to
+        return."""
         relative, relative_backward = self.relative_prior(name, length)
         key_bias, key_bias_backward = self.key_bias(name, length)
 
@@ -201,7 +205,8 @@ class Model:
         return np.einsum("hr,rij->hij", alpha, cos) + np.einsum("hr,rij->hij", beta, sin), backward
 
     def key_bias(self, name, length):
-        """u [H, T] = lambda j + g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a bias."""
+        """u [H, T] = lambda j + g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a
+        bias."""
         params = {key: self.params[f"{name}.{key}"] for key in ("sink.w1", "sink.b1", "sink.w2", "bump")}
         phi = sink_features(length, self.config)
         hidden = phi @ params["sink.w1"].T + params["sink.b1"]
@@ -248,7 +253,8 @@ def cross_entropy(logits, targets):
 
 
 def learning_rate(step, train):
-    """Of 0-based `step`: linear warm-up, then a cosine that reaches min_lr at the last step. train: the [train] table of config.toml."""
+    """Of 0-based `step`: linear warm-up, then a cosine that reaches min_lr at the last step. train: the
+    [train] table of config.toml."""
     peak, floor, warmup = train["lr"], train["min_lr"], train["warmup"]
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -257,7 +263,8 @@ def learning_rate(step, train):
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) after clipping by the global 2-norm of the gradients."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) after clipping by the global 2-norm of the
+    gradients."""
 
     def __init__(self, params, train):
         self.params = params
@@ -284,7 +291,8 @@ class AdamW:
 
 
 def train(model, source, train_config):
-    """Yields (loss, gradient norm) of each training step; step s reads the sequences s * batch .. (s + 1) * batch - 1 of `source`."""
+    """Yields (loss, gradient norm) of each training step; step s reads the sequences s * batch .. (s + 1) *
+    batch - 1 of `source`."""
     optimizer = AdamW(model.params, train_config)
     for step in range(train_config["steps"]):
         loss, grads = model.loss_and_gradients(*source.batch(step, train_config["batch"]))
