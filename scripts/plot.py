@@ -40,7 +40,8 @@ def plot_prior(arguments):
     console.say(str(path))
     console.say(f"Layer {arguments.layer} at step {matrices.step}, from {checkpoint.folder}.")
     console.say(describe_prior(matrices))
-    console.say(describe_loss(read_summary(checkpoint.run)))
+    if checkpoint.run != checkpoint.folder:  # a model that was passed on has no run
+        console.say(describe_loss(read_summary(checkpoint.run)))
 
 
 def plot_loss(arguments):

@@ -32,6 +32,16 @@ def test_prior_writes_its_figure_and_says_what_it_shows(run, run_command):
     assert result.stderr == ""
 
 
+def test_a_model_that_was_passed_on_is_drawn_and_nothing_is_said_of_its_run(run, tmp_path, run_command):
+    passed_on = tmp_path / "passed on"
+    passed_on.mkdir()
+    for name in ("model.safetensors", "state.json"):
+        (passed_on / name).write_bytes((run / "checkpoints/step_00000040" / name).read_bytes())
+    result = run_command([sys.executable, SCRIPT, "prior", passed_on])
+    path, where, _ = result.stdout.splitlines()
+    assert Path(path) == passed_on / "figures" / "prior.png" and "step 40" in where
+
+
 def test_loss_writes_its_figure_beside_the_first_run(run, tmp_path, run_command):
     second = write_run(tmp_path / "second")
     (second / "metrics.jsonl").open("ab").write(b'{"step": 41, "lo\xc3')  # a run that is being written
