@@ -11,7 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 
 namespace goat {
 

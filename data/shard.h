@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 
 namespace goat {
 

@@ -5,19 +5,13 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "data/data_error.h"
 #include "data/shard_record.h"
 
 namespace goat {
-
-// Data that cannot be used; the message names file and offset, what was expected and what to do. The program
-// exits with code 3.
-struct DataError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // Sequence `index` is a pure function of the source's options and `index`: the same whatever the rank count,
 // and a loader's whole state is a counter.

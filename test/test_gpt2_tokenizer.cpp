@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/temporary_folder.h"

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "train/files/files.h"
 #include "train/run/checkpoint.h"
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <vector>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "train/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

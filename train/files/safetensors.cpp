@@ -5,7 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 
 namespace goat {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "train/files/files.h"
 #include "train/files/safetensors.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "train/run/run_tokenizer.h"
 
 namespace goat {

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "data/token_source.h"
+#include "data/data_error.h"
 #include "train/model/model_parameters.h"
 #include "train/run/run_folder.h"
 
