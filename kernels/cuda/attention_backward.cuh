@@ -1,4 +1,5 @@
-// What the two passes of the tensor-core backward share. attention_backward.cu describes the whole.
+// Declarations that both passes of the tensor-core backward use. attention_backward.cu
+// describes the algorithm.
 #pragma once
 
 #include "kernels/cuda/attention_tile.cuh"
@@ -7,22 +8,23 @@
 
 namespace goat::GOAT_TARGET {
 
-// The pass over keys: dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (DqSums, zeroed) is given, S k is added
-// to it atomically.
+// The pass over keys: computes dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (layout: DqSums, zeroed) is
+// given, adds S k to it by atomics.
 void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
                              float* dq_sum, Stream stream);
 
 // Whether attention_backward_keys can take dq_sum.
 bool can_add_dq(int head_dim, Family family);
 
-// The pass over queries: dq, dq_lanes.
+// The pass over queries: computes dq and dq_lanes, and corrects delta.
 void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family,
                                 Stream stream);
 
-// The fp32 workspace in which dq is added up: B H heads, each ceil(T_q / queries) tiles, each as the
-// accumulators of eight warps lie in registers. A warp has 16 queries by D / 2 coordinates, D / 16 fragments
-// of 16 x 8, whose 128 values stand by WarpReduction::place(lane, i): row lane/4 + 8 (i/2) and coordinate 2
-// (lane%4) + i%2 of the fragment. A warp's reduction is thus 512 bytes without gaps.
+// The fp32 workspace in which dq is added up: B H heads, each with ceil(T_q / queries) tiles. A tile has the
+// layout of the accumulators of eight warps. A warp has 16 queries by D / 2 coordinates, which are D / 16
+// fragments of 16 x 8. WarpReduction::place(lane, i) is the index of a value in its fragment. That value
+// belongs to row lane/4 + 8 (i/2) and coordinate 2 (lane%4) + i%2 of the fragment. So one reduction of a warp
+// writes 512 bytes without gaps.
 template <int D>
 struct DqSums {
   static constexpr int queries = 64, warps = 8, fragments = D / 16, fragment_elements = 128,
@@ -30,12 +32,12 @@ struct DqSums {
   static_assert(warps * fragments * fragment_elements == tile_elements);
   static __host__ __device__ int tiles(int query_count) { return (query_count + queries - 1) / queries; }
 
-  // Floats of a batch.
+  // The number of floats of the workspace for `batch` sequences.
   static std::int64_t elements(int batch, const BackwardArguments<bf16>& arguments) {
     return static_cast<std::int64_t>(batch) * arguments.heads * tiles(arguments.queries) * tile_elements;
   }
 
-  // What a warp takes: queries from query() on, coordinates from 8 chunk() on.
+  // A warp takes the queries from query() on and the coordinates from 8 chunk() on.
   static __device__ __forceinline__ int query(int warp) { return warp % 4 * 16; }
   static __device__ __forceinline__ int chunk(int warp) { return warp / 4 * fragments; }
 };
@@ -60,8 +62,8 @@ void with_tile_shape(int head_dim, Family family, Body&& body) {
     with_width(std::integral_constant<Family, Family::small_shared>{});
 }
 
-// sums += A B^T over all D coordinates: A the rows a_row.. of a_tile, B the rows b_row.. of b_tile; an
-// accumulator holds 16 rows of A by 8 of B.
+// sums += A B^T over all D coordinates. A: the rows of a_tile from a_row on; B: the rows of b_tile from b_row
+// on. Each accumulator fragment has 16 rows of A by 8 rows of B.
 template <int D, int row_tiles, int column_tiles>
 __device__ __forceinline__ void multiply_rows(float (&sums)[row_tiles][column_tiles][4], bf16* a_tile,
                                               int a_row, bf16* b_tile, int b_row,
@@ -84,8 +86,8 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[row_tiles][column_ti
   }
 }
 
-// sums += A B: A in registers as the accumulators of multiply_rows left it, rounded to bf16; B the rows row..
-// of `tile`, one for each column of A.
+// sums += A B. A: accumulators of multiply_rows in registers, rounded to bf16. B: the rows of `tile` from
+// `row` on, one row for each column of A.
 template <int D, int row_tiles, int column_tiles>
 __device__ __forceinline__ void multiply_packed(float (&sums)[row_tiles][D / 8][4],
                                                 const float (&a_sums)[row_tiles][column_tiles][4], bf16* tile,
@@ -113,8 +115,9 @@ __device__ __forceinline__ void multiply_packed(float (&sums)[row_tiles][D / 8][
   }
 }
 
-// Where the rows of one head's gradient go: scale * sums, bf16, zeros from coordinate content_dim on; the
-// first lane_count coordinates from there leave as lane_scale * sums, fp32.
+// Where the rows of one head's gradient are stored. Coordinates below content_dim are stored in bf16 as
+// scale * sums; in `rows` the coordinates from content_dim on are zeros. The first lane_count coordinates
+// from content_dim on are stored in `lanes` in fp32 as lane_scale * sums.
 struct GradientRows {
   bf16* rows;
   std::int64_t row_stride;
@@ -125,14 +128,14 @@ struct GradientRows {
   float lane_scale = 0;
 };
 
-// Stores a warp's accumulators, rows first_row.. of the gradient; `staging` is shared memory of the warp
-// alone for 16 * row_tiles rows of D, through which they become 16-byte stores: D / 8 consecutive lanes write
-// a row.
+// Stores a warp's accumulators to the rows of the gradient from first_row on. `staging` is shared memory for
+// 16 * row_tiles rows of D that no other warp uses. From there the rows are stored in 16-byte chunks; D / 8
+// consecutive lanes write a row.
 template <int D, int row_tiles>
 __device__ __forceinline__ void store_gradient(const float (&sums)[row_tiles][D / 8][4], bf16* staging,
                                                const GradientRows& to, int first_row) {
   const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
-  __syncwarp();  // what other lanes still read in `staging`
+  __syncwarp();  // other lanes may still read `staging`
 #pragma unroll
   for (int t = 0; t < row_tiles; ++t)
 #pragma unroll

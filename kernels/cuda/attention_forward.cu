@@ -1,29 +1,30 @@
 // Attention, forward, on tensor cores: softmax(scale q k^T + slope (j - i')) v in one pass over the keys (Dao
-// 2023, FlashAttention-2), bf16 operands, fp32 logits, softmax and accumulators. The prior's lanes are
-// ordinary coordinates of q and k; the slope enters the fp32 logits.
+// 2023, FlashAttention-2). Operands are bf16; logits, softmax and accumulators are fp32. The prior's lanes
+// are ordinary coordinates of q and k. The slope is added to the fp32 logits.
 //
 // A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from
-// the diagonal back, so that the tiles which need a mask come first and the rest, the bulk, are computed
-// without one. K and V of the next tile are copied while this one is computed.
+// the diagonal back to key 0. The tiles that need a mask come first; the others are computed without one. K
+// and V of the next tile are copied while the block computes this one.
 //
-// Logits stay unscaled, z / scale, and relative to the tile: the accumulators of Q K^T begin at (slope /
-// scale) (j - j0), j0 being the tile's first key, which 16-byte reads of a small table bring; the slope costs
-// no instruction a logit, and scale log2(e) is applied within the exponential. A row's maximum is kept
-// relative to the origin, the position of the block's first query, so that (slope / scale) (j0 - origin)
-// takes it to a tile. A row's constant slope (i' - origin) cancels in the softmax and is taken off the
+// Logits are kept unscaled (z / scale) and relative to the tile. The accumulators of Q K^T begin at
+// (slope / scale) (j - j0), where j0 is the tile's first key. A thread reads these numbers from a small table
+// in 16-byte reads, so the slope costs no instruction for each logit. The factor scale log2(e) is applied
+// within the exponential. A row's maximum is kept relative to the origin, which is the position of the
+// block's first query. Its difference from a maximum relative to the tile is (slope / scale) (j0 - origin).
+// The term slope (i' - origin) is constant in a row. It cancels in the softmax and is subtracted from the
 // log-sum-exp at the end.
 //
-// Any number near a row's maximum serves as the base of its softmax. What was summed so far is rescaled only
-// when a maximum has risen so far that exponentials would exceed 2^8, which a warp's rows seldom do after
-// their first tile.
+// The base of a row's softmax need not be its maximum; any number near the maximum serves. The sums so far
+// are rescaled only when a maximum has risen so far that exponentials would exceed 2^8. After a warp's first
+// tile this seldom happens.
 //
-// Bytes from and to memory a block: q and out once, k and v once per block of queries that sees them, lse.
-// FLOPs: 4 d_h a (query, key) pair. A step of `keys` keys for each warp, t = row_tiles = 2:
+// Memory traffic of a block: q and out once, lse once, k and v once for each block of queries that sees them.
+// FLOPs: 4 d_h a (query, key) pair. A warp's step of `keys` keys, with t = row_tiles = 2:
 //   mma           t (keys/8) (D/16)  +  t (keys/16) (D/8)            S, out
 //   ldmatrix.x4   (t + keys/16) (D/16)  +  (keys/16) (D/16)
 //   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q (queries D / (8
-// threads)) and of the first K and V. test/test_cuda_sass.py counts them in the machine code.
+// The kernel contains the step twice (with and without a mask), the copies of Q (queries D / (8 threads)) and
+// the copies of the first K and V. test/test_cuda_sass.py counts these instructions in the machine code.
 //   D = 32: HMMA 128, LDSM 40, LDGSTS 16
 //   D = 64: HMMA 256, LDSM 80, LDGSTS 32
 //   D = 128, large_shared: HMMA 512, LDSM 160, LDGSTS 64
@@ -41,18 +42,20 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// What a thread carries of its 2 * row_tiles rows: row 2 t + half is row 16 t + 8 half + lane/4 of the warp.
+// The state of a thread's 2 * row_tiles rows: row 2 t + half is row 16 t + 8 half + lane/4 of the warp.
 template <class Traits>
 struct RowState {
   float out[Traits::row_tiles][Traits::head_dim / 8][4] = {};
-  float maximum[2 * Traits::row_tiles];   // of the logits so far or somewhat less, relative to the origin
-  float sum[2 * Traits::row_tiles] = {};  // this thread's share of sum e^(scale (logit - maximum))
+  // The maximum of the logits so far, or slightly less than it; relative to the origin.
+  float maximum[2 * Traits::row_tiles];
+  // This thread's part of sum e^(scale (logit - maximum)).
+  float sum[2 * Traits::row_tiles] = {};
 };
 
 template <class Traits>
 using Logits = float[Traits::row_tiles][Traits::keys / 8][4];
 
-// logits += Q K^T of the warp's rows.
+// logits += Q K^T for the warp's rows.
 template <class Traits>
 __device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile,
                                               int warp_row, typename Tile<Traits::head_dim>::Lanes lanes) {
@@ -75,7 +78,7 @@ __device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_ti
   }
 }
 
-// out += P V, P in registers as the accumulators left it.
+// out += P V. P is in registers, in the layout of the accumulators.
 template <class Traits>
 __device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Logits<Traits>& p, bf16* v_tile,
                                                 typename Tile<Traits::head_dim>::Lanes lanes) {
@@ -103,8 +106,8 @@ __device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Lo
   }
 }
 
-// -inf where the key (key + column) lies at or beyond the row's limit; row 16 t + 8 half + lane/4 of the warp
-// has limit first_limit + 16 t + 8 half if causal, never more than all_keys.
+// Writes -inf where key (key + column) is at or beyond the row's limit. Row 16 t + 8 half + lane/4 of the
+// warp has the limit first_limit + 16 t + 8 half if causal, but at most all_keys.
 template <class Traits>
 __device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_limit, int all_keys,
                                      bool causal) {
@@ -121,14 +124,14 @@ __device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_
     }
 }
 
-// A row that has seen no key yet keeps the maximum -inf, and every term of it must come out as 0, not as NaN.
+// A row that has seen no key yet has the maximum -inf. Its terms must become 0, not NaN.
 template <bool masked>
 __device__ __forceinline__ float finite(float maximum) {
   return masked && maximum == -INFINITY ? 0.0f : maximum;
 }
 
-// Takes the rows' maxima up to this tile's if one of the warp's rows has risen far, and rescales what was
-// summed so far. shift takes the tile's logits to the origin (0 without a slope).
+// If the maximum of one of the warp's rows has risen far, raises the maxima of all its rows and rescales the
+// sums so far. `shift` converts the tile's logits to the origin (0 without a slope).
 template <class Traits, bool masked, bool has_slope>
 __device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowState<Traits>& rows,
                                              float factor, float shift) {
@@ -162,7 +165,7 @@ __device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowSt
   }
 }
 
-// One step of the online softmax: logits become 2^(factor (logit - maximum)).
+// A step of the online softmax: the logits become 2^(factor (logit - maximum)).
 template <class Traits, bool masked, bool has_slope>
 __device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor,
                                              float shift) {
@@ -186,7 +189,8 @@ __device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Tr
   }
 }
 
-// A block's place in the grid, (blocks of queries, the last first: they see most keys; H; B).
+// A block's place in the grid (blocks of queries, H, B). The last block of queries comes first, because
+// it sees most keys.
 template <class Traits>
 struct Place {
   int sequence, head, first_query;
@@ -197,7 +201,7 @@ struct Place {
                     Traits::queries) {}
 };
 
-// Divides by the sums and leaves out (through shared memory, for 16-byte stores) and lse.
+// Divides by the sums and stores out and lse. `out` goes through shared memory for 16-byte stores.
 template <class Traits, bool has_slope>
 __device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, RowState<Traits>& rows,
                                            bf16* tile, float factor) {
@@ -206,7 +210,7 @@ __device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& argumen
             warp_row = thread / 32 * 16 * Traits::row_tiles;
   const Place<Traits> place;
   const float slope = has_slope ? arguments.slope[place.head] : 0.0f;
-  __syncwarp();  // the warp's last reads of its rows of Q lie behind
+  __syncwarp();  // this warp's reads of its rows of Q must be complete
   float* lse = arguments.lse +
                (static_cast<std::int64_t>(place.sequence) * arguments.heads + place.head) * arguments.queries;
 #pragma unroll
@@ -225,7 +229,7 @@ __device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& argumen
     if (lane % 4 == 0 && query < arguments.queries)
       lse[query] = fmaf(ln_2, fmaf(rows.maximum[row], factor, log2f(sum)), -slope * static_cast<float>(r));
   }
-  __syncwarp();  // the warp's rows of the tile are its own
+  __syncwarp();  // no other warp uses these rows of the tile
   bf16* out = arguments.out.rows(place.sequence, place.head);
 #pragma unroll
   for (int i = lane; i < 16 * Traits::row_tiles * T::chunks; i += 32) {
@@ -255,7 +259,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads,
     const int last_query = min(first_query + Traits::queries, arguments.queries) - 1;
     const int seen = arguments.causal ? last_query + arguments.keys - arguments.queries + 1 : arguments.keys;
     const int steps = (seen + keys - 1) / keys;
-    // Tiles [0, full) are seen whole by every query.
+    // Every query sees all keys of the tiles [0, full).
     const int full = (arguments.causal ? min(origin + 1, seen) : seen) / keys;
     const bf16 *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
 
@@ -275,7 +279,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads,
 
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
-      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      __syncthreads();  // tile `step` has come, and no thread reads the tile that the next copy overwrites
       if (step > 0) load(step - 1, std::false_type{});
       bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
       const typename T::Lanes lanes(opaque(lane));
@@ -293,7 +297,7 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads,
     T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head),
                                                              arguments.q.row_stride, first_query,
                                                              arguments.queries, arguments.head_dim);
-    load(steps - 1, std::true_type{});  // no other tile reaches beyond the keys
+    load(steps - 1, std::true_type{});  // only this tile can reach beyond the keys
     if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
     int step = steps - 1;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// What the attention kernels share: views of one head's rows, and the arguments of both passes.
+// Views of one head's rows, and the arguments of the forward and backward attention kernels.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
@@ -6,8 +6,8 @@
 
 namespace goat::GOAT_TARGET {
 
-// The rows of one tensor [B, T, H, d_h] by sequence and head; strides in elements, the last dimension without
-// gaps.
+// The rows of a tensor [B, T, H, d_h] by sequence and head. Strides are in elements; the last
+// dimension has stride 1.
 template <class T>
 struct Heads {
   T* data = nullptr;
@@ -30,7 +30,7 @@ struct Heads {
     return rest;
   }
 
-  // Whether every row begins at a multiple of 16 bytes, so that it can be copied in 16-byte chunks.
+  // Whether every row begins at a multiple of 16 bytes, as copies in 16-byte chunks need.
   bool aligned() const {
     const auto whole = [](std::int64_t elements) {
       return elements * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
@@ -67,7 +67,7 @@ struct ForwardArguments {
         keys(static_cast<int>(op.k.shape[1])),
         head_dim(static_cast<int>(op.q.shape[3])) {}
 
-  // Of the batch without its first `count` sequences.
+  // The arguments for the batch without its first `count` sequences.
   ForwardArguments after(int count) const {
     ForwardArguments rest = *this;
     for (Heads<const T>* operand : {&rest.q, &rest.k, &rest.v}) *operand = operand->after(count);
@@ -122,7 +122,7 @@ struct BackwardArguments {
               : op.dk_lanes ? static_cast<int>(op.dk_lanes.shape[3])
                             : 0) {}
 
-  // Of the batch without its first `count` sequences.
+  // The arguments for the batch without its first `count` sequences.
   BackwardArguments after(int count) const {
     BackwardArguments rest = *this;
     for (Heads<T>* gradient : {&rest.dq, &rest.dk, &rest.dv}) *gradient = gradient->after(count);

@@ -1,8 +1,8 @@
-// Tiles of bf16 rows in shared memory and the fragments that mma.sync takes from them.
+// Tiles of bf16 rows in shared memory, and the fragments that mma.sync reads from a tile.
 //
-// A tile holds rows of D coordinates (D = 32, 64, 128) in chunks of 8 (16 bytes). The chunk c of row r lies
-// where chunk c ^ swizzle(r) would: the eight rows that one phase of ldmatrix reads then lie in the eight
-// different groups of four banks, and no access conflicts.
+// A tile holds rows of D coordinates (D = 32, 64, 128) in chunks of 8 coordinates (16 bytes). Chunk c of row
+// r is stored in place c ^ swizzle(r) of the row. One phase of ldmatrix reads eight rows. The swizzle puts
+// their chunks into eight different groups of four banks, so that there are no bank conflicts.
 #pragma once
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -20,9 +20,10 @@ struct Tile {
     return tile + offset(row, chunk);
   }
 
-  // Starts copying rows [first, first + row_count) of `source` (row_stride apart) by all `threads` of the
-  // block; coordinates from head_dim on become zeros, and if `checked` so do the rows from `limit` on (else
-  // there must be none). Needs aligned rows and head_dim % 8 == 0.
+  // Starts the copy of rows [first, first + row_count) of `source` into the tile. The rows of `source` are
+  // row_stride elements apart. All `threads` of the block call this. Coordinates from head_dim on become
+  // zeros. With `checked`, rows from `limit` on become zeros too; without it, all rows must lie below
+  // `limit`. The rows must be 16-byte aligned, and head_dim % 8 == 0.
   template <int row_count, int threads, bool checked>
   static __device__ __forceinline__ void load(bf16* tile, const bf16* source, std::int64_t row_stride,
                                               int first, int limit, int head_dim) {
@@ -36,44 +37,43 @@ struct Tile {
     for (int r = 0; r < row_count; r += rows_at_once) {
       const bool valid = inside && (!checked || first + row + r < limit);
       copy_async_16(to + r * D, checked && !valid ? source : from, valid);
-      from =
-          opaque(from + rows_at_once *
-                            row_stride);  // else the compiler keeps every multiple of the step in registers
+      // Without opaque() the compiler keeps every multiple of the step in a register.
+      from = opaque(from + rows_at_once * row_stride);
     }
   }
 
-  // Where in a tile this thread's row of an ldmatrix begins, in elements, for the two ways of dealing the
-  // four 8 x 8 matrices to the lanes. Made anew from opaque values in every step of a loop, the addresses
-  // that follow from it do not stay in registers; see read().
+  // The offset in a tile, in elements, at which this thread's row of an ldmatrix begins. There are two ways
+  // to assign the four 8 x 8 matrices to the lanes. A loop constructs Lanes again in every step from an
+  // opaque lane, so that the compiler keeps no addresses in registers between the steps; see read().
   struct Lanes {
-    int straight;  // matrices 0, 1: rows 0-7, 8-15 of the first chunk; 2, 3: of the second
-    int crossed;   // matrices 0, 1: first and second chunk of rows 0-7; 2, 3: of rows 8-15
+    int straight;  // matrices 0, 1: rows 0-7, 8-15 of the first chunk; 2, 3: the same rows of the second
+    int crossed;   // matrices 0, 1: first and second chunk of rows 0-7; 2, 3: the same chunks of rows 8-15
 
     __device__ __forceinline__ explicit Lanes(int lane = static_cast<int>(threadIdx.x) % 32)
         : straight(offset(lane & 15, lane >> 4)),
           crossed(offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1)) {}
   };
 
-  // The A fragment (16 x 16) of rows row.. and coordinates 8 chunk.. (row a multiple of 8, chunk even, here
-  // and below)
+  // The A fragment (16 x 16): rows from `row` on, coordinates from 8 chunk on. In all four functions `row` is
+  // a multiple of 8 and `chunk` is even.
   static __device__ __forceinline__ void a_fragment(std::uint32_t (&a)[4], bf16* tile, int row, int chunk,
                                                     Lanes lanes = Lanes()) {
     ldmatrix_x4(a, read(tile, lanes.straight, row, chunk));
   }
-  // The A fragment of the transposed tile: its rows are coordinates 8 chunk.., its columns (k) the tile's
-  // rows row..
+  // The A fragment of the transposed tile: its rows are the coordinates from 8 chunk on, its columns (k) are
+  // the tile's rows from `row` on.
   static __device__ __forceinline__ void a_fragment_transposed(std::uint32_t (&a)[4], bf16* tile, int row,
                                                                int chunk, Lanes lanes = Lanes()) {
     ldmatrix_x4_transposed(a, read(tile, lanes.crossed, row, chunk));
   }
-  // Two B fragments (16 x 8 each) whose columns n are the tile's rows row..row+7 (b[0], b[1]) and
-  // row+8..row+15 (b[2], b[3]), and whose k are the coordinates 8 chunk..
+  // Two B fragments (16 x 8 each). Their columns n are the tile's rows row..row+7 (b[0], b[1]) and
+  // row+8..row+15 (b[2], b[3]). Their k are the coordinates from 8 chunk on.
   static __device__ __forceinline__ void b_fragments(std::uint32_t (&b)[4], bf16* tile, int row, int chunk,
                                                      Lanes lanes = Lanes()) {
     ldmatrix_x4(b, read(tile, lanes.crossed, row, chunk));
   }
-  // Two B fragments whose k are the tile's rows row..row+15, and whose columns n are the coordinates 8
-  // chunk.. (b[0], b[1]) and the next 8.
+  // Two B fragments (16 x 8 each). Their k are the tile's rows row..row+15. Their columns n are the 8
+  // coordinates from 8 chunk on (b[0], b[1]) and the next 8 (b[2], b[3]).
   static __device__ __forceinline__ void b_fragments_transposed(std::uint32_t (&b)[4], bf16* tile, int row,
                                                                 int chunk, Lanes lanes = Lanes()) {
     ldmatrix_x4_transposed(b, read(tile, lanes.straight, row, chunk));
@@ -84,19 +84,19 @@ struct Tile {
     const int swizzle = D == 32 ? (row >> 1) & 3 : row & 7;
     return row * D + ((chunk ^ swizzle) << 3);
   }
-  // The swizzle is an exclusive or, and so is adding an even chunk to 0 or 1: (chunk + c) ^ swizzle = (c ^
-  // swizzle) ^ chunk.
+  // The swizzle is an exclusive or. Adding an even chunk to c = 0 or 1 is an exclusive or too. So
+  //   (chunk + c) ^ swizzle = (c ^ swizzle) ^ chunk.
   static __device__ __forceinline__ const bf16* read(const bf16* tile, int offset, int row, int chunk) {
     return tile + row * D + (offset ^ (chunk << 3));
   }
 };
 
-// The slope in the accumulators of a product of queries and keys: they begin at term (j - j0) for key j, j0
-// being the tile's first key. A table in shared memory, 8 bytes a key, has what a thread's four accumulators
-// of a fragment begin at, for one 16-byte read.
+// The slope in a product of queries and keys: the accumulators of key j begin at term (j - j0), where j0 is
+// the tile's first key. A table in shared memory (8 bytes a key) holds these numbers. A thread gets the
+// numbers for the four accumulators of a fragment by one 16-byte read.
 
-// The keys are the columns: a float4 for each fragment of 8 columns and each of the four lanes that share a
-// row.
+// Keys in columns: the table has a float4 for each fragment of 8 columns and each of the four
+// lanes that share a row.
 template <int keys>
 __device__ __forceinline__ void store_column_terms(float4* table, float term) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void begin_at_column_terms(float (&sums)[row_tiles][f
   }
 }
 
-// The keys are the rows: a float4 for rows r and r + 8 of each 16.
+// Keys in rows: the table has a float4 for the rows r and r + 8 of each 16.
 template <int keys>
 __device__ __forceinline__ void store_row_terms(float4* table, float term) {
   const int thread = static_cast<int>(threadIdx.x), row = thread / 8 * 16 + thread % 8;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_row_terms(float4* table, float term) {
   const float upper = term * static_cast<float>(row), lower = term * static_cast<float>(row + 8);
   table[thread] = make_float4(upper, upper, lower, lower);
 }
-// row: of this thread's first accumulator.
+// `row`: the row of this thread's first accumulator.
 template <int row_tiles, int fragments>
 __device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4],
                                                    const float4* table, int row) {
