@@ -1,25 +1,29 @@
-// Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). With p recomputed from
-// the saved log-sum-exp,
-//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>;   dv = p^T dout,  dk = scale S^T q, dq
-//   = scale S k.
+// Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). p is recomputed from
+// the saved log-sum-exp. Then
+//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>,
+//   dv = p^T dout,  dk = scale S^T q,  dq = scale S k.
 //
 // Three kernels, all with sums in a fixed order (AttentionBackward::deterministic):
-//   attention_delta_kernel      delta
-//   attention_backward_queries  a block owns queries: dq. Rows of S sum to 0, but for what rounding out to
-//   bf16 put into delta: their sums correct it attention_backward_keys     a block owns keys: dv, dk, and the
-//   prior's sums, from S in fp32 with the corrected delta
-// dq needs sums over the keys, dk and dv over the queries. Each of the two passes sums over what it walks, at
-// the price of forming S and dP twice: 7 products of 2 D FLOPs a pair in place of 5, no dq in fp32 in memory,
-// and no atomics.
+//   attention_delta_kernel      computes delta.
+//   attention_backward_queries  a block owns queries and computes dq; it also corrects delta.
+//   attention_backward_keys     a block owns keys; it computes dv, dk and the prior's sums from S in fp32.
+// In exact arithmetic every row of S sums to 0. But `out` is rounded to bf16, so delta has an error and the
+// rows of S do not sum to 0. The pass over queries adds the sum of each row to its delta. The pass over keys
+// uses the corrected delta.
 //
-// deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, 5 products;
-// two small steps zero it before and convert it after. Bytes of the workspace: 4 B H T_q D (T_q rounded up to
-// tiles of 64), zeroed, added to once by each of the ceil(T_k / keys) blocks (half of them if causal), read.
-// It lies as the accumulators do (DqSums), so that a warp adds 512 bytes without gaps at a time. Where shared
-// memory does not suffice (d_h > 64 on sm_86, sm_89, sm_120) the deterministic form runs.
+// dq is a sum over the keys; dk and dv are sums over the queries. A pass computes the sums over the rows that
+// it walks over. The two passes form S and dP twice: 7 products of 2 D FLOPs a (query, key) pair instead of
+// 5. In return they need no fp32 dq in memory and no atomics.
 //
-// Positional lanes are ordinary coordinates; their gradients leave from the fp32 accumulators, and zeros
-// stand in their place in dq and dk.
+// deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, with 5
+// products. One small step zeroes the workspace before the pass, another converts it to dq after the pass.
+// The workspace has 4 B H T_q D bytes (T_q rounded up to tiles of 64). It is zeroed once, added to by each of
+// the ceil(T_k / keys) blocks (half of them if causal), and read once. It has the layout of the accumulators
+// (DqSums), so that a warp adds 512 bytes without gaps at a time. Where shared memory is too small (d_h > 64
+// on sm_86, sm_89, sm_120) the deterministic form runs.
+//
+// The prior's lanes are ordinary coordinates. Their gradients are stored in fp32 from the accumulators
+// (dq_lanes, dk_lanes). In dq and dk these coordinates are zeros.
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_ffma.cuh"
 #include "kernels/cuda/cuda_device.h"
@@ -32,14 +36,15 @@ namespace {
 
 constexpr int delta_threads = 256, delta_lanes = 8;
 
-// delta_lanes neighbouring lanes take one row (b, i, h), rows in the order of memory, so that a warp reads
+// delta_lanes neighbouring lanes take one row (b, i, h). The rows are in memory order, so that a warp reads
 // consecutive vectors.
 template <class T, bool vectors>
 __global__ void __launch_bounds__(delta_threads)
     attention_delta_kernel(const BackwardArguments<T> arguments, std::int64_t rows) {
   const std::int64_t row =
       static_cast<std::int64_t>(blockIdx.x) * (delta_threads / delta_lanes) + threadIdx.x / delta_lanes;
-  const std::int64_t present = row < rows ? row : rows - 1;  // all lanes take part in the sum
+  // All lanes must take part in the sum, so a lane without a row takes the last row.
+  const std::int64_t present = row < rows ? row : rows - 1;
   const int head = static_cast<int>(present % arguments.heads),
             query = static_cast<int>(present / arguments.heads % arguments.queries);
   const int sequence = static_cast<int>(present / arguments.heads / arguments.queries),
@@ -47,8 +52,8 @@ __global__ void __launch_bounds__(delta_threads)
   const T* dout = arguments.dout.rows(sequence, head) + query * arguments.dout.row_stride;
   const T* out = arguments.out.rows(sequence, head) + query * arguments.out.row_stride;
   float sum = 0;
-  constexpr int size = Vector<T>::size;  // without vectors a lane takes the same coordinates: zeros appended
-                                         // to the rows change no bit
+  // Without vectors a lane takes the same coordinates. So zeros appended to the rows change no bit of delta.
+  constexpr int size = Vector<T>::size;
   for (int c = lane * size; c < arguments.head_dim; c += delta_lanes * size) {
     if constexpr (vectors) {
       const auto a = Vector<T>::load(dout + c), b = Vector<T>::load(out + c);
@@ -69,8 +74,8 @@ __global__ void __launch_bounds__(delta_threads)
 
 constexpr int finish_threads = 256;
 
-// dq and dq_lanes from DqSums: a thread takes 8 coordinates of two rows, of one fragment, as 64 consecutive
-// bytes or four times 16; D / 8 neighbouring threads write 2 D consecutive bytes.
+// dq and dq_lanes from DqSums. A thread takes 8 coordinates of two rows of one fragment. It reads them as 64
+// consecutive bytes or as four times 16 bytes. D / 8 neighbouring threads write 2 D consecutive bytes.
 template <int D>
 __global__ void __launch_bounds__(finish_threads)
     attention_finish_dq_kernel(const BackwardArguments<bf16> arguments, const float* dq_sum,
@@ -87,7 +92,7 @@ __global__ void __launch_bounds__(finish_threads)
   const int warp = row_group + 4 * (chunk / Sums::fragments);
   const float* from = dq_sum + tile * Sums::tile_elements +
                       (warp * Sums::fragments + chunk % Sums::fragments) * Sums::fragment_elements;
-  Vector<float> parts[4];  // [lane - 4 row][i] or [i][lane - 4 row]
+  Vector<float> parts[4];  // [lane - 4 row][i] with vectors, else [i][lane - 4 row]
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     parts[i] = Vector<float>::load(from + (WarpReduction::vectors ? WarpReduction::place(4 * row + i, 0)
@@ -112,7 +117,7 @@ __global__ void __launch_bounds__(finish_threads)
   }
 }
 
-// dq_sum: memory for DqSums, given by allocate(bytes).
+// allocate(bytes) returns memory for DqSums.
 template <class Allocate>
 void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family,
                                   Stream stream, Allocate allocate) {
@@ -131,7 +136,7 @@ void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int 
 
 }  // namespace
 
-// Reads dout and out, writes 4 bytes a row: 4 d_h + 4 bytes a row in bf16.
+// Memory traffic: 4 d_h + 4 bytes a row in bf16 (reads dout and out, writes delta).
 template <class T>
 void attention_delta(const BackwardArguments<T>& arguments, int batch, Stream stream) {
   const std::int64_t rows = static_cast<std::int64_t>(batch) * arguments.queries * arguments.heads;
@@ -148,13 +153,14 @@ void CudaDevice::launch(const AttentionBackward& op) {
   const int batch = static_cast<int>(op.q.shape[0]);
   with_element_type(op.q.dtype, [&]<class T>(T) {
     const BackwardArguments<T> arguments(op);
-    if (arguments.queries == 0)  // dk, dv and what else belongs to keys are sums of no terms
-      return attention_backward_ffma<T>(arguments, batch, stream_);
+    // Without queries the gradients of the keys are zeros.
+    if (arguments.queries == 0) return attention_backward_ffma<T>(arguments, batch, stream_);
     attention_delta<T>(arguments, batch, stream_);
     if constexpr (std::is_same_v<T, bf16>)
       if (arguments.head_dim <= 128 && arguments.aligned()) {
         if (op.deterministic || !can_add_dq(arguments.head_dim, family_)) {
-          attention_backward_queries(arguments, batch, family_, stream_);  // first: it corrects delta
+          // The pass over queries comes first, because it corrects delta.
+          attention_backward_queries(arguments, batch, family_, stream_);
           return attention_backward_keys(arguments, batch, family_, nullptr, stream_);
         }
         return attention_backward_any_order(arguments, batch, family_, stream_,

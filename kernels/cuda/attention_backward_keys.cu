@@ -1,32 +1,38 @@
-// Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q, and for the prior
-// dU_j = sum_i S_ij and dslope_j = sum_i S_ij (j - r_i), from S in fp32 before it is rounded for the matrix
-// product. r_i is the middle of the queries which a warp takes in the step of i: as rows of S add up to 0,
-// sum_ij S_ij (r_i - i') is 0, and one sum a key and step gives both.
+// Attention, backward, the pass over keys on tensor cores: dV = P^T dO, dK = scale S^T Q. For the prior
+// it computes dU_j = sum_i S_ij and dslope_j = sum_i S_ij (j - r_i), from S in fp32 before S is rounded
+// to bf16 for the product. r_i is the middle of the queries that the warp takes in the step of query i. A
+// row of S sums to 0, so sum_ij S_ij (r_i - i') = 0. Therefore one sum for each key and step gives both
+// dU_j and dslope_j.
 //
-// A block owns a tile of keys of one head and walks over tiles of queries from the last one back to the
-// diagonal, so that the tiles which need a mask come last. It forms S^T = K Q^T and dP^T = V dO^T, keys in
-// rows: the accumulators are then, as they are, the A operands of P^T dO and S^T Q. K and V stay in shared
-// memory; Q and dO, lse and delta of the next tile are fetched while this one is computed. Where two warps
-// share keys and halve the queries, their sums are added at the end, each pair in the same order.
+// A block owns a tile of keys of one head. It walks over tiles of queries from the last one back to the
+// diagonal, so the tiles that need a mask come last. It forms S^T = K Q^T and dP^T = V dO^T with keys
+// in rows. The accumulators are then the A operands of P^T dO and S^T Q without any exchange. K and V
+// stay in shared memory. Q, dO, lse and delta of the next tile are fetched while the block computes
+// this one. Where two warps share keys, each takes half of the queries. Their sums are added at the
+// end, always in the same order.
 //
-// Logits are relative to the block's first key: p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - key0)) -
-// row_term_i), where row_term_i = lse_i log2(e) + slope2 (i' - key0), slope2 = slope log2(e): the large parts
-// of a distant query's slope and log-sum-exp cancel in row_term. The accumulators of K Q^T begin at the
-// slope's term, which is the same in every step.
+// Logits are relative to the block's first key:
+//   p = 2^(scale log2(e) (<q,k> + (slope / scale) (j - key0)) - row_term_i),
+//   row_term_i = lse_i log2(e) + slope2 (i' - key0),  slope2 = slope log2(e).
+// For a distant query the slope's term and the log-sum-exp are large; they cancel in row_term_i. The
+// accumulators of K Q^T begin at the slope's term, which is the same in every step.
 //
-// Bytes a block: K and V once, Q and dO once per block of keys that sees them, dK and dV once. FLOPs a
-// (query, key) pair: 8 D, or 10 D with dQ. A step of `queries` queries for each warp, q = warp_queries, t =
-// key_tiles:
+// Memory traffic of a block: K and V once, Q and dO once for each block of keys that sees them, dK and dV
+// once. FLOPs: 8 D a (query, key) pair, or 10 D with dQ. A warp's step of `queries` queries, with
+// q = warp_queries, t = key_tiles:
 //   mma           2 t (q/8) (D/16)  +  2 t (q/16) (D/8)             S^T and dP^T, dV and dK
 //   ldmatrix.x4   2 (t + q/16) (D/16)  +  2 (q/16) (D/16)
-//   with dQ: 8 warps share (keys/16) steps of 16 queries x D/2: another (keys/16) (D/16) mma and (keys/16) (1
-//   + D/32) ldmatrix.x4, and D/16 16-byte
-//     reductions a thread (4 D queries bytes a block), which come with the step after: S has two places in
-//     shared memory, and the one barrier a step makes it visible
+//   with dQ       8 warps take 16 queries x D/2 coordinates each and walk over (keys/16) steps of keys:
+//                 (keys/16) (D/16) mma and (keys/16) (1 + D/32) ldmatrix.x4 more,
+//                 and D/16 16-byte reductions a thread (4 D queries bytes a block)
 //   copies        4 queries D bytes a block; 16-byte cp.async: queries D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of K and V (keys D / (4
-// threads)) and of the first Q and dO. With dQ, its products stand there three times: in both steps, for the
-// step before, and after the last. test/test_cuda_sass.py counts them in the machine code.
+// The products of dQ come one step later. S has two tiles in shared memory, so the one barrier of a step is
+// enough to make S visible.
+//
+// The kernel contains the step twice (with and without a mask), the copies of K and V (keys
+// D / (4 threads)) and the copies of the first Q and dO. It contains the products of dQ three times: in
+// both steps (for the previous step) and after the last step. test/test_cuda_sass.py counts these
+// instructions in the machine code.
 //   D = 32: HMMA 128, LDSM 48, LDGSTS 10
 //   D = 32, with dQ: HMMA 176, LDSM 96, LDGSTS 10
 //   D = 64: HMMA 256, LDSM 96, LDGSTS 20
@@ -43,17 +49,17 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// What a thread carries of its keys: row 16 t + 8 half + lane/4 of the warp. Four lanes share a row, and each
-// has a quarter of the queries.
+// The sums for a thread's keys: key 16 t + 8 half + lane/4 of the warp. Four lanes share a key; each lane has
+// a quarter of the queries.
 template <class Shape, bool with_dq>
 struct KeySums {
-  // The form with dQ has no registers left: where a thread has four keys, each of the four lanes takes the
-  // sums of one of them, row 8 (lane%4) + lane/4.
+  // The form with dQ has no registers left. Where a thread has four keys, each of the four lanes keeps the
+  // prior's sums of one key: row 8 (lane%4) + lane/4.
   static constexpr bool one_key = with_dq && Shape::key_tiles == 2;
   static constexpr int prior_keys = one_key ? 1 : 2 * Shape::key_tiles;
   float dk[Shape::key_tiles][Shape::head_dim / 8][4] = {};
   float dv[Shape::key_tiles][Shape::head_dim / 8][4] = {};
-  float bias[prior_keys] = {};  // dU, or this lane's share of it
+  float bias[prior_keys] = {};  // dU, or this lane's part of it
   float slope[prior_keys] = {};
 };
 
@@ -61,7 +67,7 @@ struct KeySums {
 template <class Shape>
 using Scores = float[Shape::key_tiles][Shape::warp_queries / 8][4];
 
-// What a warp owns, counted from the tiles' first row.
+// The rows that a warp owns, counted from the first row of the tiles.
 template <class Shape>
 struct Place {
   int half, warp_key, warp_query;
@@ -72,7 +78,7 @@ struct Place {
         warp_query(half * Shape::warp_queries) {}
 };
 
-// s becomes p. negative_row_terms: of this thread's first query on.
+// s becomes p. negative_row_terms: -row_term, beginning at this thread's first query.
 template <class Shape>
 __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* negative_row_terms,
                                              float scale2) {
@@ -87,8 +93,8 @@ __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* nega
   }
 }
 
-// p = 0 where the key is absent or hidden from the query. first_lag = (this thread's first key) - (position
-// of its first query).
+// p = 0 where the key is absent or hidden from the query. first_lag: (this thread's first key) - (position of
+// this thread's first query). keys_left: the number of keys from this thread's first key on.
 template <class Shape>
 __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
 #pragma unroll
@@ -106,7 +112,7 @@ __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_l
     }
 }
 
-// The accumulators of dP^T begin at -delta, of this thread's first query on.
+// The accumulators of dP^T begin at -delta. negative_deltas begins at this thread's first query.
 template <class Shape>
 __device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negative_deltas) {
 #pragma unroll
@@ -120,7 +126,8 @@ __device__ __forceinline__ void begin_at(Scores<Shape>& dp, const float* negativ
   }
 }
 
-// lag: (this thread's first key) - (position of the middle of the queries that the warp takes in this step).
+// Adds a step's S to the sums of dU and dslope. lag: (this thread's first key) - (position of the middle of
+// the warp's queries in this step).
 template <class Shape, bool with_dq>
 __device__ __forceinline__ void add_prior(KeySums<Shape, with_dq>& sums, const Scores<Shape>& ds, float lag) {
   float sum[2 * Shape::key_tiles];
@@ -148,7 +155,7 @@ __device__ __forceinline__ void add_prior(KeySums<Shape, with_dq>& sums, const S
   }
 }
 
-// S^T to shared memory, rounded to bf16 as for dK.
+// Stores S^T in shared memory, rounded to bf16 as for dK.
 template <class Shape>
 __device__ __forceinline__ void put_ds(const Scores<Shape>& ds, bf16* ds_tile, int warp_key, int warp_query,
                                        int lane) {
@@ -191,7 +198,7 @@ __device__ __forceinline__ void multiply_ds(QuerySums<Shape::head_dim>& dq, bf16
   }
 }
 
-// Adds them to the workspace. tile: counted through all heads.
+// Adds S K of a step's queries to the workspace. `tile` is an index over the tiles of all heads.
 template <int D>
 __device__ __forceinline__ void add_to_workspace(const QuerySums<D>& dq, float* dq_sum, int tile) {
   const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
@@ -202,7 +209,7 @@ __device__ __forceinline__ void add_to_workspace(const QuerySums<D>& dq, float* 
     WarpReduction::add(to + d * DqSums<D>::fragment_elements, dq[d], lane);
 }
 
-// A warp's accumulators in shared memory, for its partner.
+// put() stores a warp's accumulators in shared memory, and add() adds them to the partner's accumulators.
 template <int tiles, int width>
 __device__ __forceinline__ void put(const float (&sums)[tiles][width][4], float4* place) {
 #pragma unroll
@@ -223,15 +230,15 @@ __device__ __forceinline__ void add(float (&sums)[tiles][width][4], const float4
     }
 }
 
-// The two halves' sums of dK and dV are added, dK by the second half and dV by the first, and stored; `tiles`
-// is free shared memory.
+// Stores dK and dV. Where two warps share keys, it adds their sums first: the warp of the second half of the
+// queries adds up dK, the warp of the first half dV. `tiles` is free shared memory.
 template <class Shape, bool with_dq>
 __device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, bf16* tiles,
                                                  const GradientRows& dk, const GradientRows& dv,
                                                  int first_key, Place<Shape> place) {
   constexpr int D = Shape::head_dim, warp_elements = 16 * Shape::key_tiles * D;
   const int row = first_key + place.warp_key, warp = place.warp_key / (16 * Shape::key_tiles);
-  __syncthreads();  // the last step's tiles are no longer read
+  __syncthreads();  // no warp reads the last step's tiles any more
   if constexpr (Shape::query_warps == 1) {
     store_gradient<D>(sums.dk, tiles + warp * warp_elements, dk, row);
     store_gradient<D>(sums.dv, tiles + warp * warp_elements, dv, row);
@@ -254,7 +261,8 @@ __device__ __forceinline__ void finish_gradients(KeySums<Shape, with_dq>& sums, 
   }
 }
 
-// dkey_bias and dslope (either may be nullptr) of a head; `exchange` is free shared memory, two floats a key.
+// Stores dkey_bias and dslope of a head; either may be nullptr. `exchange` is free shared
+// memory, two floats a key.
 template <class Shape, bool with_dq>
 __device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, float2* exchange,
                                              float* dkey_bias, float* dslope, int keys, int first_key,
@@ -276,7 +284,7 @@ __device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, floa
       }
   }
   if constexpr (Shape::query_warps == 2) {
-    __syncthreads();  // the last step's row terms are no longer read
+    __syncthreads();  // no warp reads the last step's row terms any more
     if (place.half == 1 && writes)
 #pragma unroll
       for (int i = 0; i < prior_keys; ++i) exchange[row_of(i)] = result[i];
@@ -293,8 +301,9 @@ __device__ __forceinline__ void finish_prior(KeySums<Shape, with_dq>& sums, floa
     }
 }
 
-// grid (tiles of keys, the first, which most queries see, first; H; B): a head's tiles run side by side and
-// share its Q and dO in L2. prior: there is a slope, or its gradient or the key bias' is wanted.
+// grid (tiles of keys, H, B). The first tile comes first, because most queries see it. The tiles of a head
+// run at the same time and share its Q and dO in L2. `prior`: there is a slope, or the gradient of the slope
+// or of the key bias is wanted.
 template <int D, Family family, bool prior, bool deterministic>
 __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     attention_backward_keys_kernel(const BackwardArguments<bf16> arguments, float scale2, float* dq_sum) {
@@ -305,10 +314,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     bf16* const k_tile = dynamic_shared<bf16>();
     bf16* const v_tile = k_tile + keys * D;
     bf16* const query_tiles = v_tile + keys * D;  // 2 x (Q, dO)
-    float* const query_terms =
-        reinterpret_cast<float*>(k_tile + Shape::tile_elements);  // 2 x (-row_term, -delta)
+    // 2 x (-row_term, -delta)
+    float* const query_terms = reinterpret_cast<float*>(k_tile + Shape::tile_elements);
     float4* const slope_terms = reinterpret_cast<float4*>(query_terms + 4 * queries);
-    bf16* const ds_tiles = reinterpret_cast<bf16*>(slope_terms + keys / 2);  // 2
+    bf16* const ds_tiles = reinterpret_cast<bf16*>(slope_terms + keys / 2);  // 2 tiles
 
     const Place<Shape> place(static_cast<int>(threadIdx.x));
     const int first_key = static_cast<int>(blockIdx.x) * keys, warp_key = place.warp_key,
@@ -318,14 +327,15 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
       return prior && arguments.slope ? arguments.slope[block_index_now(1)] : 0.0f;
     };
 
-    // Steps [full, steps) need no mask; steps below `first` see none of these keys.
+    // Steps [full, steps) need no mask. No query of a step below `first` sees these keys.
     const int steps = (arguments.queries + queries - 1) / queries;
     const int first = arguments.causal ? max(first_key - offset, 0) / queries : 0;
     const int full = first_key + keys > arguments.keys ? steps
                      : arguments.causal ? (max(first_key + keys - 1 - offset, 0) + queries - 1) / queries
                                         : 0;
 
-    // Opaque, here and below: addresses are made anew in every step, as registers are short.
+    // block_index_now() and opaque() make the compiler compute addresses again in every step, because
+    // registers are short.
     const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
       const int sequence = block_index_now(2), head = block_index_now(1);
       bf16* to = query_tiles + step % 2 * 2 * queries * D;
@@ -337,7 +347,8 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
           arguments.queries, arguments.head_dim);
       copy_async_commit();
     };
-    // lse and delta take the way through registers: their rows are not aligned. An absent query has p = 0.
+    // lse and delta are copied through registers, because their rows are not aligned. lse = infinity: an
+    // absent query has p = 0.
     float lse = 0, delta = 0;
     const auto fetch_terms = [&](int step) {
       const int head_index = block_index_now(2) * arguments.heads + block_index_now(1);
@@ -363,8 +374,9 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
                  DqSums<D>::tiles(arguments.queries) +
              step;
     };
-    // Registers are short, and what ptxas spills decides: whether the next step's terms come and go at the
-    // beginning of a step, and whether the addresses of the last two products are made anew.
+    // Registers are short, and these two choices give the fewest spills. early_terms: the next step's terms
+    // are fetched and stored at the beginning of a step. new_addresses: the addresses of the last two
+    // products are computed again.
     constexpr bool early_terms = !deterministic && !prior, new_addresses = deterministic != prior;
     const auto add_dq = [&](int step) {
       QuerySums<D> dq = {};
@@ -373,10 +385,10 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
     };
     const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
       copy_async_wait<0>();
-      __syncthreads();  // tile `step` has come, and nobody reads the one that the next copy overwrites
+      __syncthreads();  // tile `step` has come, and no thread reads the tile that the next copy overwrites
       if (early_terms && step > first) fetch_terms(step - 1);
-      if (!deterministic && step + 1 < steps)
-        add_dq(step + 1);  // S of the step before has become visible with the barrier
+      // The barrier has made S of the previous step visible.
+      if (!deterministic && step + 1 < steps) add_dq(step + 1);
       if (step > first) load(step - 1, std::false_type{});
       if (early_terms && step > first) store_terms(step - 1);
       const int lane = opaque(static_cast<int>(threadIdx.x) % 32);
@@ -409,7 +421,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
         const int middle = step * queries + now.warp_query + Shape::warp_queries / 2 + offset;
         add_prior(sums, ds, static_cast<float>(first_key_now - middle));
       }
-      if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: here registers have come free
+      if (!early_terms && step > first) fetch_terms(step - 1);  // not earlier: registers are free only here
       if constexpr (!deterministic) put_ds<Shape>(ds, ds_tile_of(step), warp_key, warp_query, lane);
       const auto add_products = [&](int first_query, typename Tile<D>::Lanes now) {
         multiply_packed<D>(sums.dv, p, dout_tile, first_query, now);
@@ -432,7 +444,7 @@ __global__ void __launch_bounds__(BackwardKeysTraits<D, family>::threads, 1)
         arguments.v.row_stride, first_key, arguments.keys, arguments.head_dim);
     if constexpr (prior) store_row_terms<keys>(slope_terms, slope_now() / arguments.scale);
     int step = steps - 1;
-    load(step, std::true_type{});  // no other tile reaches beyond the queries
+    load(step, std::true_type{});  // only this tile can reach beyond the queries
     fetch_terms(step);
     store_terms(step);
 #pragma unroll 1

@@ -1,21 +1,23 @@
-// Attention, backward, the pass over queries on tensor cores: dQ = scale S K, with no other block adding to
-// it.
+// Attention, backward, the pass over queries on tensor cores: dQ = scale S K. Only one block
+// adds to a row of dQ.
 //
-// A block owns `queries` rows of one head, each warp 16 * row_tiles of them, and walks over tiles of keys
-// from the diagonal back, as the forward pass does: the tiles that need a mask come first. S = Q K^T and dP =
-// dO V^T are formed again; dS leaves the accumulators, rounded to bf16, as the A operand of dS K. K and V of
-// the next tile are copied while this one is computed.
+// A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from
+// the diagonal back to key 0, as the forward pass does. The tiles that need a mask come first. The block
+// forms S = Q K^T and dP = dO V^T again. The accumulators of dS, rounded to bf16, are the A operand of dS K.
+// K and V of the next tile are copied while the block computes this one.
 //
-// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where j0 is the thread's first key of the tile
-// and row_term_i = lse_i log2(e) + slope2 (i' - j0): the slope costs one FMA a logit, by a constant.
+// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where slope2 = slope log2(e), j0 is the
+// thread's first key of the tile and row_term_i = lse_i log2(e) + slope2 (i' - j0). The slope costs one FMA a
+// logit, with a constant factor j - j0.
 //
-// Bytes a block: Q and dO once, K and V once per block of queries that sees them, dQ once. FLOPs a (query,
-// key) pair: 6 D. A step of `keys` keys for each warp, t = row_tiles = 2:
+// Memory traffic of a block: Q and dO once, K and V once for each block of queries that sees them, dQ once.
+// FLOPs: 6 D a (query, key) pair. A warp's step of `keys` keys, with t = row_tiles = 2:
 //   mma           2 t (keys/8) (D/16)  +  t (keys/16) (D/8)          S and dP, dQ
 //   ldmatrix.x4   2 (t + keys/16) (D/16)  +  (keys/16) (D/16)
 //   copies        4 keys D bytes a block; 16-byte cp.async: keys D / (4 threads) a thread
-// Instructions of the kernel: the step twice, with and without a mask, and the copies of Q and dO (queries D
-// / (4 threads)) and of the first K and V. test/test_cuda_sass.py counts them in the machine code.
+// The kernel contains the step twice (with and without a mask), the copies of Q and dO (queries
+// D / (4 threads)) and the copies of the first K and V. test/test_cuda_sass.py counts these instructions
+// in the machine code.
 //   D = 32: HMMA 192, LDSM 64, LDGSTS 20
 //   D = 64, large_shared: HMMA 384, LDSM 128, LDGSTS 40
 //   D = 64, small_shared: HMMA 192, LDSM 80, LDGSTS 28
@@ -29,8 +31,8 @@ namespace {
 template <class Shape>
 using Scores = float[Shape::row_tiles][Shape::keys / 8][4];
 
-// s becomes p. lse2: lse log2(e) from the thread's first row on. first_lag: (position of that row) - (the
-// thread's first key).
+// s becomes p. lse2: lse log2(e), beginning at the thread's first row. first_lag: (position of the thread's
+// first row) - (the thread's first key).
 template <class Shape, bool has_slope>
 __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2, float scale2, float slope2,
                                              int first_lag) {
@@ -53,7 +55,8 @@ __device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2
     }
 }
 
-// p = 0 where the key (key + 8 n + i) is absent or hidden from the query. first_lag as above.
+// p = 0 where key (the thread's first key + 8 n + i) is absent or hidden from the query. first_lag: as in
+// exponentiate(). keys_left: the number of keys from the thread's first key on.
 template <class Shape>
 __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
 #pragma unroll
@@ -69,8 +72,8 @@ __device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_l
     }
 }
 
-// grid (tiles of queries, the last, which sees most keys, first; H; B): a head's tiles run side by side and
-// share its K and V in L2.
+// grid (tiles of queries, H, B). The last tile comes first, because it sees most keys. The tiles of a head
+// run at the same time and share its K and V in L2.
 template <int D, Family family, bool has_slope>
 __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
                                   BackwardQueriesTraits<D, family>::blocks_per_multiprocessor)
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
     bf16* const key_tiles = dout_tile + queries * D;  // 2 x (K, V)
     float* const row_lse2 = reinterpret_cast<float*>(q_tile + Shape::tile_elements);
     float* const row_delta = row_lse2 + queries;
-    float* const row_sum = row_delta + queries;  // of S, over the keys so far
+    float* const row_sum = row_delta + queries;  // the sum of S over the keys so far
 
     const auto first_query_of = [](int block) { return (static_cast<int>(gridDim.x) - 1 - block) * queries; };
     const int first_query = first_query_of(static_cast<int>(blockIdx.x));
@@ -94,10 +97,11 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
     const int last_query = min(first_query + queries, arguments.queries) - 1;
     const int seen = arguments.causal ? last_query + offset + 1 : arguments.keys;
     const int steps = (seen + keys - 1) / keys;
-    const int full = (arguments.causal ? min(first_query + offset + 1, seen) : seen) /
-                     keys;  // tiles [0, full) are seen whole by every query
+    // Every query sees all keys of the tiles [0, full).
+    const int full = (arguments.causal ? min(first_query + offset + 1, seen) : seen) / keys;
 
-    // Opaque, here and below: addresses are made anew in every step, as registers are short.
+    // block_index_now() and opaque() make the compiler compute addresses again in every step, because
+    // registers are short.
     const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
       const int sequence = block_index_now(2), head = block_index_now(1);
       bf16* to = key_tiles + step % 2 * 2 * keys * D;
@@ -121,20 +125,21 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
         dout_tile, arguments.dout.rows(block_sequence, block_head), arguments.dout.row_stride, first_query,
         arguments.queries, arguments.head_dim);
     int step = steps - 1;
-    load(step, std::true_type{});  // no other tile reaches beyond the keys
+    load(step, std::true_type{});  // only this tile can reach beyond the keys
 
     static_assert(Shape::threads == queries);
     const std::int64_t first_scalar = head_rows(block_sequence, block_head);
     const int query = first_query + static_cast<int>(threadIdx.x);
-    row_lse2[threadIdx.x] = query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e
-                                                      : INFINITY;  // an absent query has p = 0
+    // lse = infinity: an absent query has p = 0.
+    row_lse2[threadIdx.x] =
+        query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e : INFINITY;
     row_sum[threadIdx.x] = 0;
     row_delta[threadIdx.x] = query < arguments.queries ? arguments.delta[first_scalar + query] : 0.0f;
 
     float dq[Shape::row_tiles][D / 8][4] = {};
     const auto compute = [&]<bool masked>(int tile, std::bool_constant<masked>) {
       copy_async_wait<0>();
-      __syncthreads();  // the tile has come, and nobody reads the one that the next copy overwrites
+      __syncthreads();  // the tile has come, and no thread reads the tile that the next copy overwrites
       if (tile > 0) load(tile - 1, std::false_type{});
       const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32,
                 warp_row = warp_row_of(thread);
@@ -184,9 +189,9 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
     for (; step >= 0; --step) compute(step, std::false_type{});
 
     const int sequence = block_index_now(2), head = block_index_now(1);
-    __syncwarp();  // a warp's row sums are its own
-    // out was rounded, so that <dout, out> leaves rows of S that do not sum to 0. What is left belongs to
-    // delta; the pass over keys takes it corrected.
+    __syncwarp();  // only this warp uses its row sums
+    // `out` was rounded, so delta = <dout, out> has an error and the rows of S do not sum to 0. The sum of a
+    // row corrects its delta for the pass over keys.
     const int own = opaque(static_cast<int>(threadIdx.x)),
               own_query = first_query_of(block_index_now(0)) + own;
     if (own_query < arguments.queries)
@@ -202,9 +207,8 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
         arguments.lanes,
         1.0f};
     const int row = warp_row_of(opaque(static_cast<int>(threadIdx.x)));
-    store_gradient<D>(
-        dq, q_tile + row * D, to,
-        first_query_of(block_index_now(0)) + row);  // these rows of the Q tile are read by this warp alone
+    // Only this warp reads these rows of the Q tile.
+    store_gradient<D>(dq, q_tile + row * D, to, first_query_of(block_index_now(0)) + row);
   }
 }
 

@@ -1,6 +1,6 @@
-// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks;
-// every group of threads walks its keys with an online softmax of its own, and what the groups, warps and
-// blocks have gathered is merged in a fixed order.
+// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks.
+// Every group of threads walks over its keys with its own online softmax. The results of the groups, warps
+// and blocks are merged in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -12,22 +12,22 @@ namespace goat::GOAT_TARGET {
 namespace {
 
 constexpr int warps = 4, threads = 32 * warps;
-constexpr int keys_at_once = 4;  // whose rows a group has under way
+constexpr int keys_at_once = 4;  // a group loads the rows of this many keys together
 
-// A group of `lanes` threads shares a key; a thread has `chunks` vectors of 16 bytes of its row: lane, lane +
-// lanes, ...
+// A group of `lanes` threads shares a key. A thread has `chunks` vectors (16 bytes each) of the key's row:
+// vector lane, lane + lanes, ...
 template <class T, int D>
 struct DecodeShape {
   static constexpr int size = Vector<T>::size, lanes = D / size < 32 ? D / size : 32,
                        chunks = D / size / lanes, width = size * chunks;
-  static constexpr int groups = 32 / lanes;  // of a warp
+  static constexpr int groups = 32 / lanes;  // groups of a warp
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % lanes; }
   static __device__ __forceinline__ int coordinate(int i) {
     return (lane() + i / size * lanes) * size + i % size;
   }
 };
 
-// This thread's coordinates of a row, zeros from head_dim on and where there is no row.
+// This thread's coordinates of a row. Coordinates from head_dim on are zeros; without a row all are zeros.
 template <class Shape, class T>
 struct RowPart {
   Vector<T> chunk[Shape::chunks];
@@ -51,12 +51,13 @@ struct RowPart {
   __device__ __forceinline__ float operator[](int i) const { return chunk[i / Shape::size][i % Shape::size]; }
 };
 
-// exp(x - maximum), 0 for x = -infinity even where nothing has been gathered yet.
+// exp(x - maximum); 0 for x = -infinity, even if the maximum is -infinity too.
 __device__ __forceinline__ float weight_of(float x, float maximum) {
   return x == -INFINITY ? 0.0f : expf(x - maximum);
 }
 
-// The softmax of some keys: the sum of exp(z - maximum), alone and with the rows of v as factors.
+// The softmax of some keys: their largest logit, the sum of exp(z - maximum), and the sum of
+// exp(z - maximum) v.
 template <int width>
 struct Part {
   float maximum = -INFINITY, sum = 0, out[width] = {};
@@ -70,7 +71,7 @@ struct Part {
   }
 };
 
-// Merges the parts of a warp's groups, for group 0.
+// Merges the parts of a warp's groups. Group 0 has the result.
 template <class Shape>
 __device__ __forceinline__ void merge_groups(Part<Shape::width>& part) {
 #pragma unroll
@@ -86,14 +87,14 @@ __device__ __forceinline__ void merge_groups(Part<Shape::width>& part) {
   }
 }
 
-// The parts of all splits in scratch memory, f32: maximum and sum [B, H, T_q, splits], out [B, H, T_q,
-// splits, d_h].
+// The parts of all splits in scratch memory, f32: maximum and sum [B, H, T_q, splits], out
+// [B, H, T_q, splits, d_h].
 struct DecodeParts {
   float *maximum, *sum, *out;
   int splits, keys_per_split;
 
-  // About 512 blocks, but at least 128 keys a block and no more parts than are quickly merged. Depends on
-  // nothing but the shape.
+  // About 512 blocks, but at least 128 keys a block, and at most 128 splits so that the merge is short. The
+  // split depends on the shape alone.
   DecodeParts(void* memory, int batch, int heads, int queries, int keys) {
     const std::int64_t wanted =
         std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
@@ -108,8 +109,8 @@ struct DecodeParts {
   }
 };
 
-// Takes the keys `key`, key + stride, .. (keys_at_once of them, those before `end`) into the parts of all
-// queries. `lead` leads from a query's row to its position. Called by whole warps.
+// Adds the keys `key`, key + stride, ... (keys_at_once of them, only those before `end`) to the parts of all
+// queries. Whole warps call this.
 template <class Shape, int queries, class T>
 __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries],
                                           const float (&q)[queries][Shape::width],
@@ -159,8 +160,8 @@ __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries],
   }
 }
 
-// Writes one query's part of one split, merged over the warps of the block. `row` is its place in [B, H, T_q,
-// splits].
+// Merges one query's part of one split over the warps of the block and stores it. `row` is its place in
+// [B, H, T_q, splits].
 template <class Shape, int D>
 __device__ __forceinline__ void store_part(Part<Shape::width>& part, const DecodeParts& parts,
                                            std::int64_t row, int head_dim) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void store_part(Part<Shape::width>& part, const Decod
   GOAT_SHARED(out, float[warps][D]);
   merge_groups<Shape>(part);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  __syncthreads();  // the query before may still be read
+  __syncthreads();  // other warps may still read the parts of the previous query
   if (lane < Shape::lanes) {
     if (lane == 0) maximum[warp] = part.maximum, sum[warp] = part.sum;
 #pragma unroll
@@ -194,7 +195,7 @@ __device__ __forceinline__ void store_part(Part<Shape::width>& part, const Decod
   if (threadIdx.x == 0) parts.maximum[row] = largest, parts.sum[row] = total;
 }
 
-// grid (splits, H, B). `queries` is T_q, or more.
+// grid (splits, H, B). `queries` is at least T_q.
 template <class T, int D, int queries>
 __global__ void __launch_bounds__(threads)
     split_kernel(const ForwardArguments<T> arguments, const DecodeParts parts, bool aligned) {
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(threads)
                            arguments.head_dim);
 }
 
-// grid (T_q, H, B): out and lse of one query from its parts.
+// grid (T_q, H, B). Merges the parts of one query to out and lse.
 template <class T>
 __global__ void __launch_bounds__(threads)
     merge_kernel(const ForwardArguments<T> arguments, const DecodeParts parts) {
@@ -262,7 +263,8 @@ std::size_t decode_scratch_bytes(int batch, int heads, int queries, int keys, in
          (2 + static_cast<std::size_t>(head_dim)) * sizeof(float);
 }
 
-// Reads k and v once, and writes and reads the parts: (d_h + 2) floats for each 128 keys or more.
+// Reads k and v once. Writes and reads the parts: (d_h + 2) floats for each query, head and split
+// of 128 keys or more.
 template <class T>
 void attention_decode(const ForwardArguments<T>& arguments, int batch, void* memory, Stream stream) {
   if (arguments.queries > decode_queries)
@@ -275,8 +277,9 @@ void attention_decode(const ForwardArguments<T>& arguments, int batch, void* mem
       enqueue(kernel, Grid(parts.splits, arguments.heads, sequences), threads, 0, stream, own, parts,
               arguments.aligned());
     });
+    // After this kernel the next part of the batch may overwrite `parts`.
     enqueue(merge_kernel<T>, Grid(arguments.queries, arguments.heads, sequences), threads, 0, stream, own,
-            parts);  // then they are free again
+            parts);
   });
 }
 template void attention_decode(const ForwardArguments<float>&, int, void*, Stream);

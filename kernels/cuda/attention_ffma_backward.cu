@@ -1,6 +1,6 @@
-// Attention backward in fp32 arithmetic, p recomputed from lse. One kernel owns keys and walks over the
-// queries (dk, dv, dkey_bias, dslope), the other owns queries and walks over the keys (dq): every sum has one
-// owner and a fixed order, at the cost of computing s and dp twice.
+// Attention backward in fp32 arithmetic; p is recomputed from lse. One kernel owns keys and walks over the
+// queries (dk, dv, dkey_bias, dslope). The other owns queries and walks over the keys (dq). So every sum has
+// one owner and a fixed order, but s and dp are computed twice.
 #include <cmath>
 
 #include "kernels/cuda/attention_ffma.cuh"
@@ -11,7 +11,7 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// The owned rows against a tile of the others; two tiles of each kind are in shared memory.
+// Tile of owned rows x tile of the other rows. Shared memory holds two tiles of each kind.
 // 64 x 32: 38 KiB (d_h <= 32), 61 KiB (64); 64 x 16: 89 KiB (128); 32 x 8: 82 KiB (256).
 template <int D>
 using BackwardShape = FfmaShape<D, D <= 128 ? 4 : 2,
@@ -35,7 +35,7 @@ __device__ __forceinline__ void clear(Accumulators<Tile>& sums) {
     for (int k = 0; k < Tile::vectors; ++k) sums[i][k] = make_float4(0, 0, 0, 0);
 }
 
-// p and S of one logit from s = <q, k> and dp = <dout, v>.
+// p and S of one logit, from s = <q, k> and dp = <dout, v>.
 struct LogitGradient {
   float p, ds;
   __device__ __forceinline__ LogitGradient(float s, float dp, float scale, float slope, float lag, float lse,
@@ -49,16 +49,16 @@ struct LogitGradient {
 // The block's shared memory.
 template <class Tile>
 struct BackwardMemory {
-  float *rows = dynamic_shared<float>(),
-        *row_partners =
-            rows + Tile::row_floats;  // k and v of the owned keys, or q and dout of the owned queries
-  float *columns = row_partners + Tile::row_floats,
-        *column_partners = columns + Tile::column_floats;  // the others
+  // k and v of the owned keys, or q and dout of the owned queries.
+  float *rows = dynamic_shared<float>(), *row_partners = rows + Tile::row_floats;
+  // q and dout, or k and v, of the rows that the block walks over.
+  float *columns = row_partners + Tile::row_floats, *column_partners = columns + Tile::column_floats;
   float* weights = column_partners + Tile::column_floats;
 };
 
-// Where the gradients of one row of q or k go: content times scale, zeros to the lanes, whose gradients times
-// lane_scale go to `lanes`, if wanted.
+// Where the gradients of one head's rows of q or k are stored. The content is stored times `scale`;
+// the lanes' coordinates become zeros. The lanes' gradients times lane_scale are stored in `lanes`, if
+// it is not nullptr.
 template <class T>
 struct GradientRows {
   T* rows;
@@ -99,8 +99,10 @@ struct GradientRows {
   }
 };
 
-// One block is stated, else ptxas keeps to fewer registers than there are and spills (sm_120); registers and
-// memory often hold two. grid (B H, blocks of keys, from first_block up: most queries see the first)
+// The launch bounds state one block. Otherwise ptxas uses fewer registers than there are and spills (sm_120).
+// Registers and memory are often enough for two blocks.
+// grid (B H, blocks of keys). Block indices run up from first_block, because most queries
+// see the first blocks.
 template <class T, int D>
 __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
     keys_kernel(const BackwardArguments<T> arguments, int first_block, bool aligned) {
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
   const int first_key = (first_block + static_cast<int>(blockIdx.y)) * Tile::rows,
             warp_key = first_key + Tile::warp_row(), thread_key = warp_key + thread_row();
-  const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
+  const int lead = arguments.keys - arguments.queries;  // position of a query = its row + lead
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const std::int64_t query_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.queries;
   const float *lse = arguments.lse + query_rows, *delta = arguments.delta + query_rows;
@@ -133,9 +135,10 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
     load_rows<Tile, Tile::columns>(memory.column_partners, dout, arguments.dout.row_stride, first_query,
                                    arguments.queries, arguments.head_dim, aligned);
     __syncthreads();
+    // The condition is the same for all lanes of a warp.
     if (warp_key >= arguments.keys || (arguments.causal && warp_key >= first_query + Tile::columns + lead))
-      continue;          // the same in the whole warp
-    Scores<Tile> p, ds;  // first s and dp
+      continue;
+    Scores<Tile> p, ds;  // at first s and dp
     multiply_rows<Tile>(p, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
 #pragma unroll
@@ -186,7 +189,8 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
   }
 }
 
-// grid (B H, blocks of queries, from last_block down: the last see most keys)
+// grid (B H, blocks of queries). Block indices run down from last_block, because the last
+// blocks see most keys.
 template <class T, int D>
 __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
     queries_kernel(const BackwardArguments<T> arguments, int last_block, bool aligned) {
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
   for (int i = 0; i < Tile::row_count; ++i) {
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * arguments.queries + thread_query + 4 * i;
     const bool exists = thread_query + 4 * i < arguments.queries;
-    lse[i] = exists ? arguments.lse[row] : INFINITY;  // p = 0
+    lse[i] = exists ? arguments.lse[row] : INFINITY;  // lse = infinity: p = 0
     delta[i] = exists ? arguments.delta[row] : 0.0f;
   }
   Accumulators<Tile> dq;
@@ -227,7 +231,7 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
     if (warp_query >= arguments.queries ||
         (arguments.causal && first_key >= warp_query + Tile::rows_of_warp + lead))
       continue;
-    Scores<Tile> s, ds;  // ds: first dp
+    Scores<Tile> s, ds;  // ds is dp at first
     multiply_rows<Tile>(s, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
 #pragma unroll
@@ -256,8 +260,8 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
 
 }  // namespace
 
-// Writes dq, dk, dv and the optional gradients once; reads q and dout once for each block of keys, k and v
-// once for each block of queries (from L2, mostly). delta must have been computed.
+// Writes dq, dk, dv and the optional gradients once. Reads q and dout once for each block of keys, and k and
+// v once for each block of queries, mostly from L2. delta must be computed before.
 template <class T>
 void attention_backward_ffma(const BackwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {

@@ -10,18 +10,17 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// 64 queries x 32 keys, 16 queries a warp; K and V pass through one buffer one after the other.
+// 64 queries x 32 keys, 16 queries a warp. K and V use one buffer in turn.
 // Shared memory: 23 KiB (d_h <= 32), 36 KiB (64), 60 KiB (128), 70 KiB (256; with half of the warps).
 template <int D>
 struct ForwardTile : FfmaShape<D, 4, 4, D <= 128 ? 4 : 2> {
   using Shape = FfmaShape<D, 4, 4, D <= 128 ? 4 : 2>;
   static constexpr int shared_bytes = 4 * (Shape::row_floats + Shape::column_floats + Shape::weight_floats);
-  static constexpr int blocks = D <= 32 ? 3 : D <= 64 ? 2 : 1;  // as a multiprocessor with 100 KiB holds
+  static constexpr int blocks = D <= 32 ? 3 : D <= 64 ? 2 : 1;  // blocks that fit into 100 KiB
   static_assert(shared_bytes <= 99 * 1024);
 };
 
-// What a thread keeps of its rows: out before it is divided by the sum, of which it has the part of its own
-// columns.
+// The state of a thread's rows. `out` is not yet divided by the sum. `sum` covers the thread's own columns.
 template <class Tile>
 struct SoftmaxRows {
   Accumulators<Tile> out;
@@ -37,8 +36,9 @@ struct SoftmaxRows {
     }
   }
 
-  // scores <- p = exp(z - maximum), where key j of row i is seen if first_key + 8j <= last[i]. `first_key` is
-  // the thread's first key, position the row's i'. Scales what was added up before to the new maximum.
+  // scores <- p = exp(z - maximum), and 0 for hidden keys. Row i sees key j if first_key + 8j <= last, where
+  // last = last_key, or min(position + 4i, last_key) if causal. `first_key` is the thread's first key,
+  // `position` the position i' of its first row. Rescales the earlier sums to the new maximum.
   __device__ __forceinline__ void take(Scores<Tile>& scores, float scale, float slope, int first_key,
                                        int position, int last_key, bool causal) {
 #pragma unroll
@@ -53,7 +53,7 @@ struct SoftmaxRows {
         largest = fmaxf(largest, scores[i][j]);
       }
       largest = row_max(largest);
-      const float reference = largest == -INFINITY ? 0.0f : largest;  // a row that has seen no key yet
+      const float reference = largest == -INFINITY ? 0.0f : largest;  // the row has seen no key yet
       const float shrink = expf(maximum[i] - reference);
       maximum[i] = largest;
       float added = 0;
@@ -97,7 +97,8 @@ struct SoftmaxRows {
   }
 };
 
-// grid (B H, blocks of queries, from last_block down: the last see most keys)
+// grid (B H, blocks of queries). Block indices run down from last_block, because the last
+// blocks see most keys.
 template <class T, int D>
 __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::blocks)
     forward_kernel(const ForwardArguments<T> arguments, int last_block, bool aligned) {
@@ -109,9 +110,9 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
 
   const int sequence = blockIdx.x / arguments.heads, head = blockIdx.x % arguments.heads;
   const int first_query = (last_block - static_cast<int>(blockIdx.y)) * Tile::rows;
-  const int lead = arguments.keys - arguments.queries;  // from a query's row to its position
+  const int lead = arguments.keys - arguments.queries;  // position of a query = its row + lead
   const int seen = arguments.causal ? min(first_query + lead + Tile::rows, arguments.keys) : arguments.keys;
-  const int warp_query = first_query + Tile::warp_row();  // the warp's first
+  const int warp_query = first_query + Tile::warp_row();  // the warp's first query
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
 
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
        first_key -= Tile::columns) {
     const bool sees = warp_query < arguments.queries &&
                       (!arguments.causal || first_key < warp_query + Tile::rows_of_warp + lead);
-    __syncthreads();  // nobody reads V any more
+    __syncthreads();  // no warp reads V any more
     load_rows<Tile, Tile::columns>(kv_tile, k, arguments.k.row_stride, first_key, arguments.keys,
                                    arguments.head_dim, aligned);
     __syncthreads();
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
 
 }  // namespace
 
-// Reads q and writes out once; reads k and v once for each 64 queries (from L2, mostly).
+// Reads q and writes out once. Reads k and v once for each 64 queries, mostly from L2.
 template <class T>
 void attention_forward_ffma(const ForwardArguments<T>& arguments, int batch, Stream stream) {
   with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {

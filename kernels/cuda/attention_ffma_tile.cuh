@@ -1,8 +1,9 @@
-// Products of fp32 tiles in shared memory, the pieces of the attention kernels without tensor cores.
+// Products of fp32 tiles in shared memory, for the attention kernels without tensor cores.
 //
-// A warp owns rows_of_warp rows of a tile of scores, as 4 x 8 threads: a thread has the `row_count` rows
-// lane/8 + 4i and the columns lane%8 + 8j. So every row is the warp's own: sums over a row are shuffles among
-// 8 lanes, and weights pass from one product to the next in the warp's own memory.
+// A warp owns rows_of_warp rows of a tile of scores. Its threads form a grid of 4 x 8: a thread has the
+// `row_count` rows lane/8 + 4i and the columns lane%8 + 8j. So no other warp uses a row. A sum over a
+// row needs only shuffles among 8 lanes, and the weights for the next product are in shared memory that
+// only this warp uses.
 #pragma once
 
 #include <stdexcept>
@@ -18,7 +19,7 @@ namespace goat::GOAT_TARGET {
 __device__ __forceinline__ int thread_row() { return static_cast<int>(threadIdx.x) % 32 / 8; }
 __device__ __forceinline__ int thread_column() { return static_cast<int>(threadIdx.x) % 8; }
 
-// The sum (maximum) over a row, in each of its 8 threads.
+// The sum (maximum) over a row. Each of the row's 8 threads receives it.
 __device__ __forceinline__ float row_sum(float value) {
 #pragma unroll
   for (int offset = 4; offset > 0; offset /= 2) value += __shfl_xor_sync(all_lanes, value, offset);
@@ -31,9 +32,9 @@ __device__ __forceinline__ float row_max(float value) {
   return value;
 }
 
-// A tile's shape. Shared rows are padded by 16 bytes: the 16-byte accesses of 8 rows at one coordinate then
-// fall into different groups of banks. Weights lie [rows, weight_stride]; the stride is 8 modulo 16, so that
-// the 32 scalars a warp writes at once fall into different banks.
+// The shape of a tile. Rows in shared memory are padded by 16 bytes. The 16-byte accesses of 8 rows at one
+// coordinate then use different groups of banks. Weights are [rows, weight_stride]. The stride is 8 modulo
+// 16, so that the 32 scalars that a warp writes together are in different banks.
 template <int D, int rows_of_thread, int columns_of_thread, int warp_count>
 struct FfmaShape {
   static constexpr int head_dim = D, row_count = rows_of_thread, column_count = columns_of_thread,
@@ -43,16 +44,16 @@ struct FfmaShape {
   static constexpr int row_stride = D + 4, weight_stride = columns + (columns % 16 == 0 ? 8 : 0);
   static constexpr int row_floats = rows * row_stride, column_floats = columns * row_stride,
                        weight_floats = rows * weight_stride;
-  static constexpr int vectors =
-      D / 32;  // float4 of a row that a thread accumulates: coordinates 4 (lane % 8) + 32 k ..
+  // The number of float4 of a row that a thread accumulates: the coordinates from 4 (lane % 8) + 32 k on.
+  static constexpr int vectors = D / 32;
 
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x) / 32 * rows_of_warp;
   }
 };
 
-// Copies rows [first, first + row_count) of `source`, widened, by all threads; rows from `limit` on and
-// coordinates from head_dim on become zeros.
+// Copies rows [first, first + row_count) of `source`, converted to fp32. All threads call this. Rows from
+// `limit` on and coordinates from head_dim on become zeros.
 template <class Shape, int row_count, class T>
 __device__ __forceinline__ void load_rows(float* tile, const T* source, std::int64_t stride, int first,
                                           int limit, int head_dim, bool aligned) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void load_rows(float* tile, const T* source, std::int
 template <class Shape>
 using Scores = float[Shape::row_count][Shape::column_count];
 
-// scores[i][j] = <row i of the warp's rows, column j>, coordinates added up in ascending order.
+// scores[i][j] = <row i of the thread, column j of the thread>. Coordinates are added up in ascending order.
 template <class Shape>
 __device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float* rows, const float* columns,
                                               int head_dim) {
@@ -92,8 +93,9 @@ __device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float
   for (int i = 0; i < Shape::row_count; ++i)
 #pragma unroll
     for (int j = 0; j < Shape::column_count; ++j) scores[i][j] = 0;
-#pragma unroll(Shape::head_dim <= 64 ? 2 : 1)  // registers are short beyond
-  for (int c = 0; c < head_dim; c += 4) {      // beyond head_dim there are zeros
+// Registers are short for D > 64.
+#pragma unroll(Shape::head_dim <= 64 ? 2 : 1)
+  for (int c = 0; c < head_dim; c += 4) {  // the tile has zeros from head_dim on
     float4 left[Shape::row_count], right[Shape::column_count];
 #pragma unroll
     for (int i = 0; i < Shape::row_count; ++i)
@@ -113,7 +115,7 @@ __device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float
   }
 }
 
-// Lays scores out as the weights of the next product; the warp has to meet before they are read.
+// Stores scores in the layout of the next product's weights. A __syncwarp() must come before they are read.
 template <class Shape>
 __device__ __forceinline__ void store_weights(float* weights, const Scores<Shape>& scores) {
   float* row = weights + (Shape::warp_row() + thread_row()) * Shape::weight_stride + thread_column();
@@ -126,7 +128,7 @@ __device__ __forceinline__ void store_weights(float* weights, const Scores<Shape
 template <class Shape>
 using Accumulators = float4[Shape::row_count][Shape::vectors];
 
-// sums[row] += sum over the columns j, ascending, of weights[row][j] values[j].
+// sums[row] += sum_j weights[row][j] values[j], j ascending.
 template <class Shape>
 __device__ __forceinline__ void multiply_weights(Accumulators<Shape>& sums, const float* weights,
                                                  const float* values) {
@@ -157,7 +159,7 @@ __device__ __forceinline__ void multiply_weights(Accumulators<Shape>& sums, cons
   }
 }
 
-// to[0..4) = factor * values, as far as they lie before `count`.
+// to[0..4) = factor * values, but only the first `count` of them are written.
 template <class T>
 __device__ __forceinline__ void store_four(T* to, float4 values, float factor, int count, bool aligned) {
   struct alignas(4 * sizeof(T)) {
@@ -173,8 +175,7 @@ __device__ __forceinline__ void store_four(T* to, float4 values, float factor, i
   }
 }
 
-// Calls body(std::integral_constant<int, D>{}) with head_dim rounded up to a width that the kernels are
-// compiled for.
+// Calls body(std::integral_constant<int, D>{}), where D is head_dim rounded up to a compiled width.
 template <class Body>
 void with_head_dim(int head_dim, Body&& body) {
   if (head_dim <= 32) return body(std::integral_constant<int, 32>{});
