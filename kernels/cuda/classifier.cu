@@ -1,9 +1,9 @@
-// Softmax cross entropy, with its gradient in place. With m = max_v z_v, e_v = exp(z_v - m), t the target and
-// E = sum over v != t of e_v:
-//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t +
-//   E).
-// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all
-// probability.
+// Softmax cross entropy. The gradient replaces the logits. With m = max_v z_v, e_v = exp(z_v - m), t the
+// target and E = sum over v != t of e_v:
+//   loss = log(e_t + E) - (z_t - m),
+//   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t + E).
+// E excludes the target. So neither the loss nor the gradient suffers from cancellation where the target has
+// almost all of the probability.
 #include <cfloat>
 
 #include "kernels/cuda/cuda_device.h"
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int threads = 1024;
 
-// Replaces what stands at the target or in the padding (the elements are first .. first + width - 1); most
-// vectors hold neither.
+// Writes `value` at the target and in the padding. `values` are the elements first .. first + width - 1. Most
+// vectors contain neither target nor padding.
 template <int width>
 __device__ __forceinline__ void exclude(float (&values)[width], float value, int first, int vocab,
                                         int target) {
@@ -32,11 +32,11 @@ struct Softmax {
   float others;   // E
 };
 
-// One read of the row: each thread keeps a running maximum and a sum of exponentials relative to it. NaN
-// passes into the sum.
+// Reads the row once: each thread keeps a running maximum and a sum of exponentials relative to it. A NaN
+// logit makes the sum NaN.
 template <int width, class T>
 __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int target, float target_logit) {
-  float largest = -FLT_MAX, sum = 0;  // not -infinity, from which a logit of -infinity has no distance
+  float largest = -FLT_MAX, sum = 0;  // not -infinity: (-infinity) - (-infinity) would be NaN
   for (int first = static_cast<int>(threadIdx.x) * width; first < vocab; first += threads * width) {
     float z[width];
     const auto logits = Pack<T, width>::load(row + first);
@@ -55,7 +55,7 @@ __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int targe
   return {row_largest, block_sum<threads>(sum * expf(largest - row_largest))};
 }
 
-// row <- factor e_v, target_gradient at the target, 0 in the padding.
+// row <- factor e_v, but target_gradient at the target and 0 in the padding.
 template <int width, class T>
 __device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_vocab, int target, float largest,
                                                float factor, float target_gradient) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_voc
   }
 }
 
-// A target outside the vocabulary (the caller's mistake) reads nothing; its loss is NaN, which skips the
-// update.
+// A target outside the vocabulary is a mistake of the caller. The kernel then reads no target logit, and the
+// loss is NaN, so that the update is skipped.
 template <int width, class T>
 __device__ __forceinline__ void loss_and_gradient_of_row(T* row, float* loss, int target, float weight,
                                                          int vocab, int padded_vocab, bool backward) {
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-// A block a row, its threads side by side along it, 16 bytes each. A row (100 kB of bf16 at V_p = 50,304)
-// comes from memory once and from the second-level cache for the gradient, 2 blocks a multiprocessor keeping
-// it there; 2 N V_p elements moved, N V without backward.
+// One block takes a row; neighbouring threads take neighbouring 16-byte vectors. A row has 100 kB in bf16 at
+// V_p = 50,304. The block reads it from memory once. For the gradient it reads the row from the L2 cache,
+// where the rows of 2 blocks a multiprocessor fit. Memory traffic: 2 N V_p elements, or N V without backward.
 void CudaDevice::launch(const CrossEntropy& op) {
   const std::int64_t rows = op.logits.shape[0], padded_vocab = op.logits.shape[1];
   if (rows == 0) return;

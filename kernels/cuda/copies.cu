@@ -19,7 +19,7 @@ struct Filler {
   }
 };
 
-// Steps of 8 elements: a vector of bf16, two of float.
+// A step is 8 elements: one vector of bf16 or two of float.
 template <class To, class From>
 struct Caster {
   static constexpr int step = Vector<bf16>::size;
@@ -36,7 +36,7 @@ struct Caster {
 };
 }  // namespace
 
-// A thread writes 16 bytes.
+// A thread writes 16 bytes at a time.
 void CudaDevice::launch(const Fill& op) {
   with_element_type(op.out.dtype, [&]<class T>(T) {
     const Filler<T> filler{data_of<T>(op.out), op.value};
@@ -44,8 +44,8 @@ void CudaDevice::launch(const Fill& op) {
   });
 }
 
-// A thread takes 8 elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from bf16 to
-// bf16.
+// A thread takes 8 elements. Memory traffic for each element: 8 bytes from f32 to f32, 6 between f32 and
+// bf16, 4 from bf16 to bf16.
 void CudaDevice::launch(const Cast& op) {
   with_element_type(op.out.dtype, [&]<class To>(To) {
     with_element_type(op.x.dtype, [&]<class From>(From) {

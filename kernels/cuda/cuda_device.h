@@ -1,6 +1,7 @@
-// The device of the hand-written kernels: goat::on_cuda::CudaDevice runs them on a GPU,
-// goat::on_simt::CudaDevice thread by thread on the CPU. Each layer's file defines its launch(). fp32 or bf16
-// operands; accumulation, statistics and reductions in fp32 or better; every kernel deterministic.
+// The device of the hand-written kernels. goat::on_cuda::CudaDevice runs them on a GPU,
+// goat::on_simt::CudaDevice runs them thread by thread on the CPU. The file of each layer defines its
+// launch(). Operands are fp32 or bf16. Sums, statistics and reductions are fp32 or more precise. Every
+// operation is deterministic, except AttentionBackward with deterministic = false.
 #pragma once
 
 #include <memory>
@@ -34,8 +35,7 @@ class CudaDevice : public Device {
 #undef GOAT_OVERRIDE_LAUNCH
 
  private:
-  // Memory for what one launch() leaves between its kernels; the next call of scratch() may hand out the same
-  // bytes.
+  // Temporary memory for the kernels of one launch(). The next call of scratch() may return the same bytes.
   void* scratch(std::size_t bytes);
 
   DeviceInfo info_;

@@ -6,7 +6,8 @@
 namespace goat::GOAT_TARGET {
 
 namespace {
-// What was compiled is asked of the code itself: the driver chose it, or made it of PTX.
+// The loaded code itself reports the families that it holds, because the driver chose it or
+// compiled it from PTX.
 __global__ void __launch_bounds__(32) report_families_kernel(LoadedFamilies* families) {
   if (threadIdx.x == 0) *families = {compiled_for<Family::large_shared>, compiled_for<Family::small_shared>};
 }
@@ -34,7 +35,7 @@ CudaDevice::~CudaDevice() {
 std::size_t CudaDevice::available_memory() const { return runtime::free_memory(); }
 void* CudaDevice::allocate(std::size_t bytes) { return runtime::allocate(bytes); }
 
-// Work that still uses the memory is waited for: cudaFree does, and simulated work is always complete.
+// Waits for work that still uses the memory: cudaFree waits, and simulated work is always complete.
 void CudaDevice::release(void* memory) noexcept { runtime::release(memory); }
 
 void CudaDevice::set_zero(void* memory, std::size_t bytes) { runtime::set_zero(memory, bytes, stream_); }

@@ -1,4 +1,4 @@
-// Kernels that treat each element, or each row, by itself: a few consecutive elements at a time.
+// Kernels that process elements or rows independently, a few consecutive elements at a time.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace goat::GOAT_TARGET {
 
-// `count` consecutive elements: one (anywhere), or whole 16-byte vectors (16-byte aligned).
+// `count` consecutive elements: one at any address, or whole vectors at a 16-byte aligned address.
 template <class T, int count>
 struct Pack {
   static constexpr int size = count;
@@ -47,10 +47,10 @@ struct Pack {
 };
 
 constexpr int elementwise_threads = 256;
-constexpr int most_row_threads = 256;  // of threads_for_row()
+constexpr int most_row_threads = 256;  // the largest result of threads_for_row()
 
-// operation.template apply<n>(at) treats the elements at .. at+n-1: n = Operation::step in the first `packs`
-// threads, n = 1 in the others.
+// operation.template apply<n>(at) processes the elements at .. at+n-1. The first `packs` threads use
+// n = Operation::step; the others use n = 1.
 template <class Operation>
 __global__ void __launch_bounds__(elementwise_threads)
     elementwise_kernel(Operation operation, std::int64_t packs, std::int64_t count) {
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(elementwise_threads)
   }
 }
 
-// Applies the operation to `count` elements of arrays that are all `aligned` to 16 bytes, or not. A thread
-// takes Operation::step of them.
+// Applies the operation to `count` elements. `aligned`: all arrays are 16-byte aligned; then a thread takes
+// Operation::step elements, otherwise one.
 template <class Operation>
 void enqueue_elementwise(Stream stream, const Operation& operation, std::int64_t count, bool aligned) {
   const std::int64_t packs = aligned ? count / Operation::step : 0;
@@ -79,7 +79,7 @@ bool aligned_to_16(const T*... memory) {
   return ((reinterpret_cast<std::uintptr_t>(memory) % 16 == 0) && ...);
 }
 
-// Threads for one row of `packs`, a thread a pack where that is not too many.
+// The number of threads for a row of `packs`: one thread for each pack, but at most most_row_threads.
 inline int threads_for_row(std::int64_t packs) {
   return static_cast<int>(
       std::min<std::int64_t>(most_row_threads, std::max<std::int64_t>(1, divide_up(packs, 32)) * 32));

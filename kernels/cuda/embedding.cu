@@ -1,4 +1,4 @@
-// Token embedding: a gather of rows, and its transpose, which adds rows up.
+// Token embedding: forward gathers rows, backward adds rows up.
 #include <bit>
 
 #include "kernels/cuda/cuda_device.h"
@@ -16,13 +16,13 @@ __global__ void __launch_bounds__(most_row_threads)
     Pack<T, n>::load(from + c).store(to + c);
 }
 
-// ------------------------------------------------------------------ the tokens in order (stable radix sort)
-constexpr int tile = 512;  // keys a block sorts, one a thread
+// --------------------------------------------------------- the positions sorted by token (stable radix sort)
+constexpr int tile = 512;  // keys that a block sorts, one a thread
 constexpr int digit_bits = 8;
 constexpr int digits = 1 << digit_bits;
-constexpr int no_digit = digits;  // of a thread beyond the last key
+constexpr int no_digit = digits;  // the digit of a thread beyond the last key
 
-// `order` lists positions of `keys` (nullptr: 0, 1, 2 ..). The digit of the place-th of them.
+// The digit of the key at `place`. `order` lists positions of `keys`; nullptr stands for 0, 1, 2, ...
 __device__ __forceinline__ int digit_of(const std::int32_t* keys, const std::int32_t* order,
                                         std::int64_t place, std::int64_t count, int shift) {
   if (place >= count) return no_digit;
@@ -30,7 +30,7 @@ __device__ __forceinline__ int digit_of(const std::int32_t* keys, const std::int
   return static_cast<int>((static_cast<std::uint32_t>(key) >> shift) & (digits - 1));
 }
 
-// counts[block, d] = the tile's keys with digit d.
+// counts[block, d] = the number of the tile's keys with digit d.
 __global__ void __launch_bounds__(tile)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* keys, const std::int32_t* order,
                         std::int64_t count, int shift) {
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(tile)
   if (thread < digits) counts[std::int64_t{blockIdx.x} * digits + thread] = found[thread];
 }
 
-// Moves the tile's keys to their places by this digit: after all keys with a smaller digit, and after those
-// with the same one that came before.
+// Moves the tile's keys to their places in the order of this digit. A key goes after all keys with a smaller
+// digit, and after the earlier keys with the same digit.
 __global__ void __launch_bounds__(tile)
     place_kernel(std::int32_t* sorted, const std::int32_t* counts, const std::int32_t* keys,
                  const std::int32_t* order, std::int64_t count, int shift) {
   GOAT_SHARED(tile_digits, int[tile]);
-  GOAT_SHARED(totals, int[digits]);  // keys with a digit, in all tiles
-  GOAT_SHARED(places, int[digits]);  // where the tile's first key with a digit goes
+  GOAT_SHARED(totals, int[digits]);  // number of keys with a digit, in all tiles
+  GOAT_SHARED(places, int[digits]);  // place of the tile's first key with a digit
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t place = std::int64_t{blockIdx.x} * tile + thread;
   const int digit = digit_of(keys, order, place, count, shift);
@@ -81,15 +81,17 @@ __global__ void __launch_bounds__(tile)
 constexpr int chunk = 32;  // rows that a block adds up
 constexpr int ahead = 4;   // rows that a thread reads before it adds the first
 
-// A run: consecutive places of the sorted list with the same token. The block takes `chunk` places and adds
-// up its part of each run in fp32. A run that lies inside goes to dtable at once; the parts of the others go
-// to partials[2 chunk] (a run that began before) and [2 chunk + 1] (one that begins here).
+// A run is a range of consecutive places of the sorted list with the same token. The block takes `chunk`
+// places and sums its part of each run in fp32. It adds a run that lies inside the chunk to dtable. It stores
+// the part of a run that began in an earlier chunk in partials[2 chunk], and the part of a run that begins
+// here and ends later in partials[2 chunk + 1].
 template <class T, int n>
 __global__ void __launch_bounds__(most_row_threads)
     add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens,
                     const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   GOAT_SHARED(rows, std::int32_t[chunk]);
-  GOAT_SHARED(run_token, std::int32_t[chunk + 2]);  // one more at both ends: -1 where there is none
+  // The tokens of the chunk's places, of the place before and of the place after; -1: no token.
+  GOAT_SHARED(run_token, std::int32_t[chunk + 2]);
   const std::int64_t first = std::int64_t{blockIdx.x} * chunk;
   const int size = static_cast<int>(count - first < chunk ? count - first : chunk);
   for (int i = static_cast<int>(threadIdx.x); i < chunk + 2; i += static_cast<int>(blockDim.x)) {
@@ -134,8 +136,8 @@ __global__ void __launch_bounds__(most_row_threads)
   }
 }
 
-// dtable += the parts of a run that crosses chunks, in their order and in double. The block takes the run
-// that begins in its chunk and does not end there, if there is one; a thread takes columns.
+// dtable += the parts of a run that crosses chunks, added in their order and in double. The block takes the
+// run that begins in its chunk and does not end there, if there is one. A thread takes columns.
 template <class T>
 __global__ void __launch_bounds__(most_row_threads)
     add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens,
@@ -146,8 +148,8 @@ __global__ void __launch_bounds__(most_row_threads)
   };
   const std::int32_t token = token_at((here + 1) * chunk - 1);
   if (token < 0 || token_at((here + 1) * chunk) != token) return;                      // no run crosses
-  if (token_at(here * chunk) == token && token_at(here * chunk - 1) == token) return;  // it began before
-  std::int64_t last = here + 1, limit = gridDim.x;  // the last chunk that begins with the token
+  if (token_at(here * chunk) == token && token_at(here * chunk - 1) == token) return;  // the run began before
+  std::int64_t last = here + 1, limit = gridDim.x;  // `last`: the last chunk that begins with the token
   while (limit - last > 1) {
     const std::int64_t middle = (last + limit) / 2;
     (token_at(middle * chunk) == token ? last : limit) = middle;
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(most_row_threads)
 }
 }  // namespace
 
-// A block takes a token. Moves 2 elements an element.
+// A block takes a token. Memory traffic: 2 elements for each element of out.
 void CudaDevice::launch(const EmbeddingForward& op) {
   const std::int64_t count = op.tokens.elements(), width = op.table.shape[1];
   if (count == 0 || width == 0) return;
@@ -175,11 +177,11 @@ void CudaDevice::launch(const EmbeddingForward& op) {
   });
 }
 
-// The tokens are sorted, so that the rows of one token stand together in the order of n, and the rows are
-// added up in chunks of the sorted list; a token that occurs often is the work of many blocks. Nothing
-// depends on the order in which blocks run. Moves each row of dout once and each row of dtable that occurs
-// twice; the sort, ceil(log2(V_p) / 8) passes of two kernels, moves 16 bytes a token and pass, and 1 KiB for
-// each pair of 512 tokens.
+// The positions are sorted by token. Then the rows of one token are neighbours, in the order of n. The rows
+// are summed in chunks of the sorted list, so many blocks share the work for a frequent token. The result
+// does not depend on the order in which blocks run. Memory traffic: each row of dout once, each row of dtable
+// that occurs twice. The sort has ceil(log2(V_p) / 8) passes of two kernels. A pass moves 16 bytes a token,
+// and 1 KiB for each pair of tiles of 512 tokens.
 void CudaDevice::launch(const EmbeddingBackward& op) {
   const std::int64_t count = op.tokens.elements(), width = op.dtable.shape[1];
   if (count == 0 || width == 0) return;

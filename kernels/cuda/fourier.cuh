@@ -5,14 +5,14 @@
 
 namespace goat::GOAT_TARGET {
 
-// The coordinate of an A-dimensional position that mode r acts on: of `modes` modes the first modes -
-// floor(modes/2) act on y, the rest on x.
+// The axis of an A-dimensional position that mode r acts on: the first modes - floor(modes/2) modes act on
+// y, the others on x.
 __device__ __forceinline__ int axis_of_mode(int r, int modes, int axes) {
   return axes == 2 && r >= modes - modes / 2 ? 1 : 0;
 }
 
-// (cos, sin) of frequency * position. The angle is a double: as a float it would have lost 8 bits at position
-// 32767. A negative position has none.
+// (cos, sin) of frequency * position; (0, 0) for a negative position, which stands for no position. The angle
+// is a double, because a float would lose 8 bits at position 32767.
 __device__ __forceinline__ float2 fourier_pair(double frequency, int position) {
   if (position < 0) return make_float2(0, 0);
   const double angle = frequency * position;

@@ -1,4 +1,4 @@
-// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its
+// GELU, tanh form, by the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)). This form keeps the
 // relative accuracy in the left tail.
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/elementwise.cuh"
@@ -12,8 +12,8 @@ constexpr float cubic = 0.044715f;
 struct Gate {
   float open;  // 1 / (1 + e^(-2u))
   float rate;  // d open / dx
-  float x;  // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf
-            // * 0
+  // The argument, limited to [-20, 20]. Beyond, the gate is 0 or 1, and powers of x could give inf * 0.
+  float x;
 };
 
 __device__ __forceinline__ Gate gate_at(float value) {
@@ -60,7 +60,7 @@ struct GeluGradient {
 };
 }  // namespace
 
-// A thread takes 16 bytes of x. Moves 2 elements an element.
+// A thread takes 16 bytes of x. Memory traffic: 2 elements for each element of x.
 void CudaDevice::launch(const GeluForward& op) {
   with_element_type(op.x.dtype, [&]<class T>(T) {
     const Gelu<T> gelu{data_of<T>(op.out), data_of<T>(op.x)};
@@ -68,7 +68,7 @@ void CudaDevice::launch(const GeluForward& op) {
   });
 }
 
-// A thread takes 16 bytes of x and of dout. Moves 3 elements an element. dx may be dout.
+// A thread takes 16 bytes of x and of dout. Memory traffic: 3 elements for each element of x. dx may be dout.
 void CudaDevice::launch(const GeluBackward& op) {
   with_element_type(op.x.dtype, [&]<class T>(T) {
     const GeluGradient<T> gradient{data_of<T>(op.dx), data_of<T>(op.dout), data_of<T>(op.x)};

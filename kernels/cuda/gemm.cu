@@ -1,6 +1,8 @@
-// Gemm by cuBLASLt. Its matrices are column-major: a row-major [rows, columns] is to it the transpose,
-// columns x rows with leading dimension `columns`. So out = left right is asked for as out^T = right^T
-// left^T, with `right` as its A and `left` as its B, and a bias along the rows of out^T.
+// Gemm by cuBLASLt. cuBLASLt's matrices are column-major. A row-major matrix [rows, columns] is the
+// column-major matrix columns x rows with leading dimension `columns`, that is, the transpose. So out = left
+// right is computed as
+//   out^T = right^T left^T,
+// where `right` is cuBLASLt's A, `left` its B, and the bias runs along the rows of out^T.
 #include "kernels/cuda/gemm.cuh"
 
 #include <cublasLt.h>
@@ -16,7 +18,7 @@ namespace goat::on_cuda {
 
 namespace {
 
-constexpr std::size_t workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
+constexpr std::size_t workspace_bytes = 32 << 20;  // NVIDIA's recommendation for Hopper
 
 std::string text_of(const Tensor& tensor) {
   return std::string("'") + tensor.name + "' " + tensor.shape_text() + " " + name_of(tensor.dtype);
@@ -27,7 +29,7 @@ void check_cublas(cublasStatus_t status, const char* what) {
     throw std::runtime_error(std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusName(status));
 }
 
-// The bytes that the memory is aligned to, as far as cuBLASLt asks.
+// The alignment of the tensor's memory in bytes, at most 256; cuBLASLt uses no larger one.
 std::uint32_t alignment_of(const Tensor& tensor) {
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
   std::uint32_t alignment = 256;
@@ -45,7 +47,7 @@ cublasLtMatrixLayoutOpaque_t layout_of(const Tensor& tensor) {
   return layout;
 }
 
-// A product as cuBLASLt describes it. (The opaque structures hold no resources.)
+// A product as cuBLASLt describes it. The opaque structures hold no resources.
 struct Product {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t out, left, right;
@@ -58,7 +60,7 @@ struct Product {
     set(CUBLASLT_MATMUL_DESC_TRANSA, right_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, left_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (!bias) return;
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);  // bias in the type of out
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);  // the bias has the type of out
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.data));
   }
 
@@ -72,8 +74,8 @@ struct Product {
 
 class Preference {
  public:
-  // No sums in the type of out (a second rounding) and no order left to chance: a product split along k
-  // leaves fp32 parts, added in a step of its own.
+  // Excludes algorithms that add parts in the type of out, which rounds twice, or in a random order. A
+  // product that is split along k stores its parts in fp32 and adds them in a separate step.
   Preference(const Tensor& out, const Tensor& left, const Tensor& right) {
     check_cublas(cublasLtMatmulPreferenceInit(&preference_), "preference");
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes});
@@ -102,13 +104,13 @@ std::string text_of(const Tensor& out, Factor left, Factor right, const Tensor& 
 }  // namespace
 
 struct Gemm::Library {
-  // What the choice of an algorithm depends on: shapes, strides being theirs, dtype, which operands are
-  // transposed, bias or not, TF32 or not, alignments.
+  // The choice of an algorithm depends on: shapes (they determine the strides), dtype, transposed operands,
+  // bias, TF32, and alignments.
   using Key = std::array<std::int64_t, 11>;
 
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
-  std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // none: cuBLASLt knows none
+  std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // nullopt: cuBLASLt has no algorithm
 
   Library() {
     check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
@@ -126,7 +128,7 @@ struct Gemm::Library {
     cublasLtDestroy(handle);
   }
 
-  // The first choice of cuBLASLt's heuristic, asked once a shape.
+  // The first choice of cuBLASLt's heuristic. It is asked once for each key.
   const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right,
                                                        const Tensor& bias, bool tf32) {
     const std::int64_t k = left.tensor.shape[left.transposed ? 0 : 1];
@@ -177,7 +179,7 @@ bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tens
 void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
                     bool tf32) {
   if (out.elements() == 0) return;
-  if (left.tensor.elements() == 0) {  // an empty sum
+  if (left.tensor.elements() == 0) {  // the product is an empty sum
     if (bias)
       throw std::runtime_error("Gemm: an empty product with a bias: " + text_of(out, left, right, bias));
     if (!accumulate) runtime::set_zero(out.data, out.bytes(), stream_);

@@ -1,4 +1,4 @@
-// Dense matrix products: cuBLASLt on the GPU (gemm.cu), oneDNN in its place where the kernels are simulated
+// Dense matrix products: by cuBLASLt on the GPU (gemm.cu), by oneDNN on the simulated GPU
 // (kernels/simt/gemm.cpp).
 #pragma once
 
@@ -9,14 +9,14 @@
 
 namespace goat::GOAT_TARGET {
 
-// A row-major operand: the tensor [rows, columns] as it stands, or its transpose.
+// A row-major operand: the tensor [rows, columns], or its transpose.
 struct Factor {
   const Tensor& tensor;
   bool transposed;
 };
 
-// All operands are f32 (full fp32 products, or with `tf32` of operands rounded to TF32) or all bf16; sums are
-// fp32. Deterministic. Throws std::runtime_error naming the tensors.
+// All operands are f32 or all are bf16; sums are fp32. Products of f32 are full fp32, or with `tf32` products
+// of operands rounded to TF32. Results are deterministic. Throws std::runtime_error that names the tensors.
 class Gemm {
  public:
   explicit Gemm(Stream stream);
@@ -27,7 +27,7 @@ class Gemm {
   // out [m, n] = left [m, k] right [k, n] + bias [n] (optional) + out (if accumulate), rounded once.
   void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate, bool tf32);
 
-  // Whether multiply takes this bias; one without 16-byte alignment it never does.
+  // Whether multiply() can add this bias. The bias must be 16-byte aligned.
   bool can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32);
 
  private:

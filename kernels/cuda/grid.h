@@ -1,4 +1,4 @@
-// The size of a launch: as launchers state it, and as a GPU takes it.
+// The size of a launch: as 64-bit numbers in Grid, and as the dim3 of a launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,8 +17,8 @@
 
 namespace goat::GOAT_TARGET {
 
-// Blocks in x, y and z. Wide enough for every product of extents, so that nothing is lost before it is
-// checked.
+// The number of blocks in x, y and z. 64 bits hold every product of extents, so that
+// launch_fault() can check it.
 struct Grid {
   std::int64_t x, y, z;
   Grid(std::int64_t x_, std::int64_t y_ = 1, std::int64_t z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -32,15 +32,15 @@ struct Grid {
 #endif
 };
 
-// What a GPU would refuse in a launch, "" if nothing.
+// The reason why a GPU would refuse the launch, or "".
 std::string launch_fault(const Grid& grid, dim3 block);
 
-// The grid as a launch takes it, once launch_fault() has found nothing.
+// The grid as dim3. Call this only if launch_fault() returned "".
 inline dim3 checked_size(const Grid& grid) {
   return {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)};
 }
 
-// Calls body(first, count) for the parts of 0 .. extent that fit in a grid's y or z, one after the other.
+// Splits 0 .. extent into parts that fit into a grid's y or z, and calls body(first, count) for each part.
 template <class Body>
 void for_each_part(std::int64_t extent, Body&& body) {
   for (std::int64_t first = 0; first < extent; first += Grid::most_yz())

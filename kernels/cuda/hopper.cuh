@@ -1,5 +1,5 @@
 // Instructions of sm_90a: mbarriers, copies by the tensor memory accelerator (TMA), warpgroup matrix products
-// (wgmma), each with its twin for kernels/simt. For other architectures nothing here may be instantiated.
+// (wgmma). Each has a counterpart for kernels/simt. Code for other architectures must not instantiate them.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
@@ -10,19 +10,19 @@
 
 namespace goat::GOAT_TARGET {
 
-// ---- a bf16 matrix in device memory, row-major, as TMA reads it: boxes of box_rows x 64, in shared memory
-// with the swizzle of 128 bytes
+// ---- A row-major bf16 matrix in device memory for TMA. TMA copies boxes of box_rows x 64 elements to shared
+// memory with the 128-byte swizzle.
 
 #if GOAT_SIMT
 using TensorMap = SimulatedTensorMap;
 #else
-struct TensorMap {  // 64-byte aligned, as CUtensorMap is
+struct TensorMap {  // 64-byte aligned, like CUtensorMap
   CUtensorMap map;
 };
 #endif
 
 // `matrix` and its rows must begin at multiples of 16 bytes. Throws std::invalid_argument or
-// std::runtime_error where the driver refuses.
+// std::runtime_error if the driver refuses.
 inline TensorMap make_tensor_map(const bf16* matrix, int rows, int columns, int box_rows) {
 #if GOAT_SIMT
   return simulated_tensor_map(matrix, rows, columns, box_rows);
@@ -48,8 +48,7 @@ inline TensorMap make_tensor_map(const bf16* matrix, int rows, int columns, int 
 #endif
 }
 
-// ---- mbarriers: a phase ends when `arrivals` threads have arrived and every byte they announced has been
-// copied
+// ---- mbarriers: a phase ends when `arrivals` threads have arrived and all announced bytes have been copied.
 
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int arrivals) {
 #if GOAT_SIMT
@@ -59,7 +58,8 @@ __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int arriva
                : "memory");
 #endif
 }
-// After the last mbarrier_init, before the __syncthreads that lets others use them.
+// Call this after the last mbarrier_init and before the __syncthreads() after which other
+// threads use the barriers.
 __device__ __forceinline__ void mbarrier_init_fence() {
 #if !GOAT_SIMT
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
@@ -81,7 +81,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier, i
                : "memory");
 #endif
 }
-// Returns when the phase of this parity has ended; the first phase has parity 0.
+// Returns when the phase of this parity has ended. The first phase has parity 0.
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity) {
 #if GOAT_SIMT
   simulated_mbarrier_wait(barrier, parity);
@@ -94,8 +94,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity
 #endif
 }
 
-// Starts the copy of the box at (row, column) to `shared` (1024-byte aligned); it counts as 128 box_rows
-// bytes on the mbarrier. One thread calls.
+// Starts the copy of the box at (row, column) to `shared` (1024-byte aligned). The copy counts as 128
+// box_rows bytes on the mbarrier. One thread calls this.
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, int column, int row,
                                          std::uint64_t* barrier) {
 #if GOAT_SIMT
@@ -109,16 +109,16 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, int
 #endif
 }
 
-// ---- wgmma m64n64k16, bf16 in, fp32 out. Row i, column n of d is in d[n/8*4 + i%16/8*2 + n%2] of thread
-// i/16*32 + i%8*4 + n%8/2.
+// ---- wgmma m64n64k16, bf16 in, fp32 out. The element in row i and column n of d is
+// d[n/8*4 + i%16/8*2 + n%2] of thread i/16*32 + i%8*4 + n%8/2.
 
-// Describes a tile with rows of 128 bytes in the swizzle of 128 bytes. 16 elements further along a row add 2,
-// 16 rows further add 128.
+// The descriptor of a tile with rows of 128 bytes in the 128-byte swizzle. Add 2 to it for 16 elements
+// further along a row, and 128 for 16 rows further.
 __device__ __forceinline__ std::uint64_t wgmma_descriptor(const void* tile) {
   return static_cast<std::uint64_t>((shared_address(tile) & 0x3FFFF) >> 4) | std::uint64_t{1} << 16 |
          std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
 }
-// Before the first product that follows writes to its registers or shared memory.
+// Call this before the first product after writes to its registers or its shared memory.
 __device__ __forceinline__ void wgmma_fence() {
 #if !GOAT_SIMT
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
@@ -131,7 +131,8 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 #endif
 }
-// Until then neither the accumulators nor a register operand may be touched.
+// Waits until at most `pending` groups are incomplete. Before that, the code must not touch the accumulators
+// or register operands.
 template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
 #if GOAT_SIMT
@@ -150,8 +151,8 @@ __device__ __forceinline__ void wgmma_wait() {
   "28,%29,%30,%31}"
 #endif
 
-// d = scale_d d + a b^T: a is 64 x 16, b is 64 x 16, both with rows along k in shared memory. scale_d is 0
-// or 1.
+// d = scale_d d + a b^T. a is 64 x 16 and b is 64 x 16, both in shared memory with rows along k.
+// scale_d is 0 or 1.
 __device__ __forceinline__ void wgmma_shared(float (&d)[32], std::uint64_t a, std::uint64_t b, int scale_d) {
 #if GOAT_SIMT
   WarpgroupProduct product{d, {}, a, b, scale_d};
@@ -166,8 +167,8 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[32], std::uint64_t a, st
 #endif
 }
 
-// d = scale_d d + a b: a is 64 x 16 in registers (the fragment of mma_bf16, warp w having rows 16 w..), b is
-// 16 x 64 in shared memory, rows along n.
+// d = scale_d d + a b. a is 64 x 16 in registers: the fragment of mma_bf16, where warp w has the rows from 16
+// w on. b is 16 x 64 in shared memory with rows along n.
 __device__ __forceinline__ void wgmma_registers(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b,
                                                 int scale_d) {
 #if GOAT_SIMT

@@ -1,4 +1,4 @@
-// Linear layers: matrix products by Gemm, column sums by hand.
+// Linear layers: Gemm computes the matrix products, kernels of this file the column sums.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_device.h"
@@ -8,13 +8,14 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-constexpr int warps = 8;          // of a block; each takes every eighth row
-constexpr int slice_rows = 256;   // rows a block sums; 32 of them in fp32 in one thread
-constexpr int finish_warps = 32;  // of a block that adds the slices
+constexpr int warps = 8;          // warps of a block; each takes every eighth row
+constexpr int slice_rows = 256;   // rows that a block sums; a thread sums 32 of them in fp32
+constexpr int finish_warps = 32;  // warps of a block that adds the slices
 constexpr int spread_threads = 256;
 
-// partial[slice, c] = sum of matrix[row, c] over the slice's rows. A lane owns `width` columns (16 bytes, or
-// one where rows do not start on 16 bytes). Block tile * slices + slice takes a slice of a tile of columns.
+// partial[slice, c] = sum of matrix[row, c] over the slice's rows. A lane owns `width` columns: 16
+// bytes, or one column where rows are not 16-byte aligned. Block tile * slices + slice takes one slice
+// of one tile of columns.
 template <int width, class T>
 __global__ void __launch_bounds__(32 * warps)
     column_sums_kernel(double* partial, const T* matrix, std::int64_t rows, std::int64_t columns,
@@ -75,8 +76,9 @@ __global__ void __launch_bounds__(spread_threads)
 
 }  // namespace
 
-// Where Gemm cannot add this bias (say, it is not aligned), out starts as the bias in every row, and the
-// product is added: one write and one read of out more, and the same single rounding.
+// Gemm cannot add some biases, for example one that is not aligned. Then every row of `out` is first set
+// to the bias, and Gemm adds the product. This costs one more write and read of `out`; the result is
+// still rounded once.
 void CudaDevice::launch(const LinearForward& op) {
   const std::int64_t elements = op.out.elements();
   const bool spread = op.bias && elements > 0 &&
@@ -97,9 +99,9 @@ void CudaDevice::launch(const LinearBackwardInput& op) {
   gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false, op.tf32);
 }
 
-// dbias in two steps: a block sums a slice of 256 rows of a tile of columns, a warp reading 512 consecutive
-// bytes of a row; then a block adds the slices of 32 columns. Reads dout once, and moves 16 bytes a column
-// and slice.
+// dbias takes two steps. First a block sums a slice of 256 rows of a tile of columns; a warp reads 512
+// consecutive bytes of a row. Then a block adds the slices of 32 columns. Memory traffic: dout once, and 16
+// bytes for each column and slice.
 void CudaDevice::launch(const LinearBackwardWeight& op) {
   gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true, op.tf32);
   const std::int64_t rows = op.dout.shape[0], columns = op.dout.shape[1];

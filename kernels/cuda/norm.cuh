@@ -1,5 +1,6 @@
-// LayerNorm (centred = true) and RMSNorm (centred = false) with the residual connection in front of them:
-//   out = y weight + bias,  y = (sum - mean) rstd,  and for RMSNorm mean = 0 and no bias.
+// LayerNorm (centred = true) and RMSNorm (centred = false), with the residual connection before them:
+//   out = y weight + bias,  y = (sum - mean) rstd.
+// RMSNorm has mean = 0 and no bias.
 #pragma once
 
 #include "kernels/cuda/elementwise.cuh"
@@ -8,19 +9,19 @@
 
 namespace goat::GOAT_TARGET {
 
-// How a row is spread over `row_warps` warps: thread t works on packs t, t + 32 row_warps, ... It holds up to
-// `held` of them in registers; held = 0: any number, which it reads again at each pass over the row. A block
-// of `threads` works on `rows` rows at a time.
+// How a row is distributed over `row_warps` warps: thread t processes the packs t, t + 32 row_warps, ... It
+// keeps up to `held` packs in registers. With held = 0 a row may have any number of packs, and every pass
+// over the row reads them again. A block of `threads` threads processes `rows` rows side by side.
 template <class T, int elements, int row_warps, int held_packs>
 struct RowLayout {
   static constexpr int warps = row_warps, held = held_packs;
   static constexpr int row_threads = 32 * warps;
   static constexpr int threads = warps < 4 ? 128 : row_threads;
   static constexpr int rows = threads / row_threads;
-  static constexpr int held_width = held * row_threads * elements;  // the widest row that is held
+  static constexpr int held_width = held * row_threads * elements;  // the widest row that fits in registers
   using Part = Pack<T, elements>;
 
-  // Calls body(i, c) for the i-th pack of this thread, which starts at column c.
+  // Calls body(i, c) for the i-th pack of this thread, which begins at column c.
   template <class Body>
   static __device__ __forceinline__ void for_each(int width, Body body) {
     const int first = static_cast<int>(threadIdx.x % row_threads) * elements;
@@ -33,13 +34,13 @@ struct RowLayout {
     }
   }
 
-  // Every thread of the row receives the two sums over it.
+  // Returns the sums of value.x and value.y over the row to every thread of the row.
   static __device__ __forceinline__ float2 sum(float2 value) {
     value.x = warp_sum(value.x);
     value.y = warp_sum(value.y);
     if constexpr (warps > 1) {
       GOAT_SHARED(partial, float2[warps]);
-      __syncthreads();  // an earlier call may still be read
+      __syncthreads();  // other warps may still read the sums of the previous call
       if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
       __syncthreads();
       value = partial[0];
@@ -50,8 +51,9 @@ struct RowLayout {
   }
 };
 
-// Calls body(layout) with the layout for rows of `width`: a warp a row up to 4 vectors a thread, then a block
-// a row. Whatever cannot be read in vectors, or is too wide to be held, takes the last one.
+// Calls body(layout) with the layout for rows of `width` elements. A warp takes a row of up to 4 vectors a
+// thread; a block takes a wider row. Rows that cannot be read in vectors or do not fit in registers use the
+// layout with held = 0.
 template <class T, class Body>
 void with_row_layout(bool vectors, std::int64_t width, Body&& body) {
   constexpr int size = Vector<T>::size;
@@ -82,8 +84,9 @@ struct NormForward {
   float eps;
 };
 
-// mean = centre + shift: two floats, so that a mean far larger than the standard deviation loses nothing when
-// it is subtracted. The second pass, about the rounded mean, also measures what the rounding lost.
+// mean = centre + shift. With two floats nothing is lost in x - mean, even if the mean is far larger than the
+// standard deviation. The second pass computes deviations from the rounded mean, so it also measures the
+// rounding error of the mean.
 struct RowStatistics {
   float centre, shift, rstd;
 };
@@ -101,7 +104,7 @@ __device__ __forceinline__ RowStatistics row_statistics(int width, float eps, El
     });
     centre = Layout::sum({total, 0.0f}).x / count;
   }
-  float2 moments{0.0f, 0.0f};  // of the deviations: first, second
+  float2 moments{0.0f, 0.0f};  // first and second moment of the deviations
   Layout::for_each(width, [&](int i, int c) {
     const auto values = element(i, c);
 #pragma unroll
@@ -114,15 +117,15 @@ __device__ __forceinline__ RowStatistics row_statistics(int width, float eps, El
   moments = Layout::sum(moments);
   const float shift = moments.x / count;
   const float variance = moments.y / count - shift * shift;
-  return {centre, shift,
-          rsqrtf((variance < 0 ? 0.0f : variance) + eps)};  // not fmaxf, which would lose a NaN
+  // fmaxf would replace a NaN by 0; this expression keeps it.
+  return {centre, shift, rsqrtf((variance < 0 ? 0.0f : variance) + eps)};
 }
 
 template <class T, bool centred, class Layout>
 __global__ void __launch_bounds__(Layout::threads) norm_forward_kernel(NormForward<T> op) {
   using Part = typename Layout::Part;
   const std::int64_t row = std::int64_t{blockIdx.x} * Layout::rows + threadIdx.x / Layout::row_threads;
-  if (Layout::warps == 1 && row >= op.rows) return;  // a whole warp, in a kernel without barriers
+  if (Layout::warps == 1 && row >= op.rows) return;  // a whole warp returns; this kernel has no barriers then
   const std::int64_t start = row * op.width;
   const T* source = (op.residual ? op.sum : op.x) + start;
 
@@ -138,11 +141,12 @@ __global__ void __launch_bounds__(Layout::threads) norm_forward_kernel(NormForwa
     }
     kept[i] = values;
   });
-  const auto element = [&](int i, int c) {  // of the sum, as rounded
+  // An element of the rounded sum.
+  const auto element = [&](int i, int c) {
     if constexpr (Layout::held > 0)
       return kept[i];
     else
-      return Part::load(source + c);  // what this thread wrote
+      return Part::load(source + c);  // this thread has written these elements
   };
   const RowStatistics s = row_statistics<Layout, centred>(op.width, op.eps, element);
 
@@ -180,8 +184,9 @@ void enqueue_norm_forward(Stream stream, const NormForward<T>& op) {
 //   dsum += rstd (g - <g> - y <g y>)  (RMSNorm: without <g>),   dweight += dout y,   dbias += dout.
 template <class T>
 struct NormBackward {
-  static constexpr std::int64_t most_blocks =
-      512;  // one wave of the largest GPUs; depends on nothing, as the order of the sums must not
+  // One wave of blocks on the largest GPUs. It is a constant, because the order of the sums must not
+  // depend on the GPU.
+  static constexpr std::int64_t most_blocks = 512;
 
   T *dsum, *dweight, *dbias;
   const T *dout, *sum, *weight;
@@ -195,13 +200,14 @@ struct NormBackward {
   std::int64_t blocks() const { return divide_up(rows, block_rows()); }
 };
 
-// The block's dynamic shared memory: the gradients of the parameters, where rows are worked on side by side.
+// The bytes of dynamic shared memory of a block. They hold the gradients of the parameters where the block
+// processes several rows side by side.
 template <class Layout, bool centred>
 constexpr int norm_backward_shared_bytes =
     Layout::rows > 1 ? (centred ? 2 : 1) * Layout::held_width* static_cast<int>(sizeof(float)) : 0;
 
-// A row at a time; the gradients of the parameters stay in registers (held = 0: in the block's part of
-// `partials`).
+// A group of row_warps warps takes one row at a time. The gradients of the parameters stay in registers; with
+// held = 0 they stay in the block's part of `partials`.
 template <class T, bool centred, class Layout>
 __global__ void __launch_bounds__(Layout::threads)
     norm_backward_kernel(NormBackward<T> op, float* partials, std::int64_t block_rows) {
@@ -209,8 +215,8 @@ __global__ void __launch_bounds__(Layout::threads)
   using Part = typename Layout::Part;
   constexpr int held = Layout::held > 0 ? Layout::held : 1, gradients = centred ? 2 : 1;
   const int width = op.width;
-  float* block_partial =
-      partials + std::int64_t{blockIdx.x} * gradients * width;  // [gradients, C]: dweight, dbias
+  // [gradients, C]: dweight, dbias.
+  float* block_partial = partials + std::int64_t{blockIdx.x} * gradients * width;
   const std::int64_t first = std::int64_t{blockIdx.x} * block_rows,
                      last = first + block_rows < op.rows ? first + block_rows : op.rows;
 
@@ -226,7 +232,8 @@ __global__ void __launch_bounds__(Layout::threads)
       dsums[i] = Part::load(op.dsum + start + c);
     };
     float2 totals{0.0f, 0.0f};
-    if constexpr (Layout::held > 0) Layout::for_each(width, load);  // all of them before the first is used
+    // All loads are issued before the first value is used.
+    if constexpr (Layout::held > 0) Layout::for_each(width, load);
     Layout::for_each(width, [&](int i, int c) {
       if constexpr (Layout::held == 0) load(i, c);
       const Part weight = Part::load(op.weight + c);
@@ -259,8 +266,8 @@ __global__ void __launch_bounds__(Layout::threads)
     });
   }
 
-  if constexpr (Layout::held >
-                0) {  // the rows of the block that were worked on side by side are added in their order
+  // The groups of warps that process rows side by side add their gradients in a fixed order.
+  if constexpr (Layout::held > 0) {
     for (int turn = 0; turn < Layout::rows; ++turn) {
       float* sofar = dynamic_shared<float>();
       if (group == turn) {
@@ -279,8 +286,9 @@ __global__ void __launch_bounds__(Layout::threads)
   }
 }
 
-// dweight and dbias += the blocks' partial sums, in the order of the blocks within each of 16 interleaved
-// slices, then of the slices; in double. A thread takes a column of a slice; partials is [blocks, columns].
+// dweight and dbias += the blocks' partial sums, computed in double. Slice s of 16 sums the blocks s, s + 16,
+// ... in this order; then the slices are added in their order. A thread takes one column of a slice. partials
+// is [blocks, columns].
 constexpr int slices = 16;
 template <class T>
 __global__ void __launch_bounds__(32 * slices)
@@ -303,7 +311,7 @@ __global__ void __launch_bounds__(32 * slices)
   }
 }
 
-// `partials`: at least blocks() * (centred ? 2 : 1) * width floats.
+// `partials`: memory for blocks() * (centred ? 2 : 1) * width floats or more.
 template <class T, bool centred>
 void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* partials) {
   if (op.rows == 0) return;

@@ -1,4 +1,4 @@
-// How the rest of the program reaches the two builds of kernels/cuda without their headers.
+// The functions by which other code opens the two builds of kernels/cuda without including their headers.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,7 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-constexpr int sum_threads = 1024;  // the single blocks that finish a sum
+constexpr int sum_threads = 1024;  // threads of a block that finishes a sum alone
 
 __global__ void __launch_bounds__(sum_threads)
     add_loss_kernel(StepState* state, const float* losses, const float* weights, float weight,
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(sum_threads)
 
 // -------------------------------------------------------------------------------------------- gradient norm
 constexpr int norm_threads = 256;
-constexpr std::int64_t norm_chunk = 32768;  // elements a block takes
+constexpr std::int64_t norm_chunk = 32768;  // elements that a block takes
 
-// The tensors of one launch; block b takes a chunk of the last tensor i with first_block[i] <= b.
+// The tensors of one launch. Block b takes a chunk of the last tensor i with first_block[i] <= b.
 struct GradientList {
   static constexpr int capacity = 64;
   const void* data[capacity];
@@ -39,7 +39,7 @@ struct GradientList {
   int tensors;
 };
 
-// The squares are exact in double, and neither overflow nor underflow there.
+// In double the squares are exact, without overflow or underflow.
 template <class T>
 __device__ __forceinline__ double sum_of_squares(const T* values, std::int64_t count) {
   constexpr int width = Vector<T>::size;
@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(sum_threads)
 
 // ---------------------------------------------------------------------------------------------------- adamw
 constexpr int adamw_threads = 256;
-constexpr int quad = 4;  // elements a thread updates at a time: 16 bytes of f32
+constexpr int quad = 4;  // elements that a thread updates at a time: 16 bytes of f32
 
 template <class P, class G>
 struct AdamWOperands {
   P* param;
-  float* weights;  // the master weights; param itself if it is its own master
+  float* weights;  // the master weights; `param` if there are no separate ones
   float* m;
   float* v;
   const G* grad;
@@ -114,8 +114,8 @@ struct alignas(quad * sizeof(T)) Quad {
   T element[quad];
 };
 
-// The first `count` of four consecutive elements; one access of 16 bytes (bf16: 8) where `vectors` and all
-// four are there.
+// The first `count` of four consecutive elements. With `vectors` and count == 4 this is one access of 16
+// bytes (8 bytes for bf16).
 template <class T>
 __device__ __forceinline__ void load(float (&values)[quad], const T* source, int count, bool vectors) {
   using Bits = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
@@ -144,8 +144,9 @@ __device__ __forceinline__ void store(T* target, const T (&values)[quad], int co
   }
 }
 
-// Adds 16 random bits below the last bit that bf16 keeps, and cuts: away from zero with probability (bits cut
-// off) / 2^16. The largest bf16 and what lies beyond it, infinity and NaN are rounded to nearest.
+// Adds 16 random bits below the last bit that bf16 keeps, and then cuts the lower 16 bits off. So the value
+// is rounded away from zero with probability (the cut bits) / 2^16. The largest bf16, larger values, infinity
+// and NaN are rounded to nearest.
 __device__ __forceinline__ bf16 rounded_stochastically(float value, std::uint32_t random) {
   std::uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -156,7 +157,7 @@ __device__ __forceinline__ bf16 rounded_stochastically(float value, std::uint32_
   return from_float<bf16>(rounded);
 }
 
-// Element i takes word i % 4 of the Philox block with key `seed` and counter (i / 4, t).
+// Element i uses word i % 4 of the Philox block with key `seed` and counter (i / 4, t).
 template <class P>
 __device__ __forceinline__ void round_weights(P (&param)[quad], const float (&weights)[quad],
                                               std::int64_t block, std::int64_t t, std::uint64_t seed,
@@ -231,14 +232,15 @@ bool aligned_to_quads(const Tensor& tensor) {
 
 }  // namespace
 
-// One block: N is small. Moves 4 bytes a token (8 with weights).
+// One block, because N is small. Memory traffic: 4 bytes a token (8 with weights).
 void CudaDevice::launch(const AddLoss& op) {
   enqueue(add_loss_kernel, 1, sum_threads, 0, stream_, op.state, op.losses.as<float>(),
           op.weights ? op.weights.as<float>() : nullptr, op.weight, op.losses.elements());
 }
 
-// A block sums a chunk of one gradient, 16 bytes a thread at a time; many tensors share a launch. One more
-// block adds the chunks in their order and judges the step. Moves the gradients once.
+// A block sums a chunk of one gradient; a thread takes 16 bytes at a time. One launch covers many
+// tensors. Then one block adds the chunks in their order and sets the state of the step. Memory traffic:
+// the gradients once.
 void CudaDevice::launch(const GradientNorm& op) {
   const auto blocks_of = [](const Tensor& tensor) { return divide_up(tensor.elements(), norm_chunk); };
   std::int64_t partials = 0, done = 0;
@@ -263,9 +265,9 @@ void CudaDevice::launch(const GradientNorm& op) {
   enqueue(finish_norm_kernel, 1, sum_threads, 0, stream_, op.state, partial, partials, op.clip);
 }
 
-// Threads side by side, four elements each: every access of a warp is 512 consecutive bytes (256 of bf16).
-// Moves 28 bytes a parameter in f32; 30 with a bf16 parameter and its master weight, whose gradient is f32,
-// 28 where it is bf16.
+// Neighbouring threads take neighbouring quads, so that every access of a warp is 512 consecutive bytes
+// (256 for bf16). Memory traffic: 28 bytes for each f32 parameter. A bf16 parameter with a master weight: 30
+// bytes with an f32 gradient, 28 with a bf16 gradient.
 void CudaDevice::launch(const AdamW& op) {
   const std::int64_t count = op.param.elements();
   if (count == 0) return;

@@ -1,11 +1,11 @@
-// Philox4x32-10 (Salmon et al., SC 2011) on the device; kernels/philox.h is the host's.
+// Philox4x32-10 (Salmon et al., SC 2011) for kernels; kernels/philox.h is the version for the host.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
 
 namespace goat::GOAT_TARGET {
 
-// words <- the 128 random bits of (key, counter words).
+// words <- the 128 random bits of (key, counter). On entry `words` is the counter.
 __device__ __forceinline__ void philox4x32(std::uint32_t (&words)[4], std::uint64_t key) {
   std::uint32_t key_low = static_cast<std::uint32_t>(key), key_high = static_cast<std::uint32_t>(key >> 32);
 #pragma unroll

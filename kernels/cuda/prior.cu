@@ -1,4 +1,4 @@
-// The relative prior: Fourier table, positional lanes of q and k, gradients of alpha, beta, lambda and w, and
+// The relative prior: Fourier table, lanes of q and k, gradients of alpha, beta, lambda and w, and the
 // softplus of the slope.
 #include <algorithm>
 
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(threads)
 }
 }  // namespace
 
-// A thread owns (t, r). Writes 8 T R bytes; the cost is T R double-precision cos and sin.
+// A thread owns (t, r). Writes 8 T R bytes. The cost is T R cos and sin in double precision.
 void CudaDevice::launch(const FourierTable& op) {
   const std::int64_t rows = op.table.shape[0], modes = op.table.shape[1];
   if (rows * modes == 0) return;
@@ -52,7 +52,7 @@ struct LaneArguments {
   std::int64_t key_bias_stride;                    // T_max
   int batch, heads, modes, lane_dim;               // B, H, R, d_h - d_c
   float scale;
-  bool paired;  // two lanes can be written with one store
+  bool paired;  // two lanes can be written by one store
 };
 
 // Lanes 2i and 2i + 1 of q (of k) in head h at row t.
@@ -81,8 +81,8 @@ __device__ __forceinline__ void store_pair(bf16* lanes, float2 pair) {
   *reinterpret_cast<std::uint32_t*>(lanes) = pack_bf16(pair.x, pair.y);
 }
 
-// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): the lanes of its H heads of q, then those of
-// k, two lanes a thread.
+// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first the lanes of its H heads of q, then
+// those of k. A thread writes two lanes.
 template <class T>
 __global__ void __launch_bounds__(threads) prior_lanes_kernel(const LaneArguments<T> op) {
   const std::int64_t t = blockIdx.x;
@@ -112,8 +112,8 @@ bool pair_aligned(const Heads<T>& heads) {
 }
 }  // namespace
 
-// Writes d_h - d_c elements of each (b, t, h) of q and of k, consecutive threads consecutive lanes; the
-// parameters and tables stay in cache.
+// Writes d_h - d_c elements of each (b, t, h) of q and of k. Consecutive threads write consecutive lanes. The
+// parameters and tables are read from cache.
 void CudaDevice::launch(const PriorLanesForward& op) {
   const Tensor& x = op.q ? op.q : op.k;
   if (x.elements() == 0) return;
@@ -145,7 +145,8 @@ void CudaDevice::launch(const PriorLanesForward& op) {
 }
 
 namespace {
-// What is summed over rows t and sequences for one head and mode, e_t = (cos, sin), p_t the position.
+// The sums over the rows t and the sequences for one head and mode. (cos, sin) belongs to row t, p is the
+// row's position, dA and dC are the gradients of the lanes of q and of k.
 enum LaneSum {
   along,                // dA . (cos, sin)
   across,               // dA . (sin, -cos)
@@ -153,9 +154,9 @@ enum LaneSum {
   position_across,      // p dA . (sin, -cos)
   key_across,           // dC . (sin, -cos)
   key_position_across,  // p dC . (sin, -cos)
-  slope,                // dslope; with mode 0
-  position,             // p, of the rows that have one
-  count,                // how many these are
+  slope,                // dslope; only with mode 0
+  position,             // p, summed over the rows that have a position
+  count,                // the number of these rows
   lane_sums
 };
 
@@ -165,7 +166,7 @@ struct LaneBackwardArguments {
   const std::int32_t* positions;
   std::int64_t rows;              // T
   int batch, heads, modes, axes;  // B, H, R, A
-  int columns;                    // modes that a block of sum_lane_gradients takes side by side
+  int columns;                    // modes that a block of sum_lane_gradients_kernel processes side by side
   std::int64_t tile_rows;         // rows of a block
   double* partial;                // [H, max(R, 1), lane_sums, partitions]
   int tiles, slices;              // partitions = tiles * slices: of the rows, of the batch
@@ -175,9 +176,9 @@ struct LaneBackwardArguments {
   }
 };
 
-constexpr int slice_sequences = 16;  // sequences of a block
+constexpr int slice_sequences = 16;  // sequences that a block sums
 
-// sum over sequences first_b .. last_b of x[b, h, t, r, :], x [B, H, T, R, 2]
+// The sum over the sequences first_b .. last_b - 1 of x[b, h, t, r, :], where x is [B, H, T, R, 2].
 struct DoublePair {
   double x = 0, y = 0;
 };
@@ -195,7 +196,7 @@ __device__ __forceinline__ DoublePair sum_over_slice(const float* x, const LaneB
   return sum;
 }
 
-// Adds row t of mode r in the block's slice of the batch to sums.
+// Adds row t of mode r, summed over the block's sequences, to sums.
 __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBackwardArguments& op,
                                         int first_b, int last_b, int h, std::int64_t t, int r) {
   if (op.dslope && r == 0)
@@ -218,9 +219,9 @@ __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBac
   sums[count] += at >= 0 ? 1 : 0;
 }
 
-// Block (slice, tile, h) leaves its sums in partial. Thread (group, column) adds up every groups-th
-// row of the tile for one mode: consecutive threads read consecutive pairs of lanes. The groups are then
-// added up in a tree.
+// Block (slice, tile, h) stores its sums in `partial`. Thread (group, column) sums every groups-th row
+// of the tile for one mode. Consecutive threads read consecutive pairs of lanes. At the end the groups
+// are added in a tree.
 __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(shared, double[lane_sums][threads]);
   const int slice = static_cast<int>(blockIdx.x), tile = static_cast<int>(blockIdx.y),
@@ -254,10 +255,12 @@ __global__ void __launch_bounds__(threads) sum_lane_gradients_kernel(const LaneB
   }
 }
 
-// Block r adds up the partitions of mode r, a warp every 8th head; block 0 also those of dslope. Moving every
-// position by the same amount leaves dfrequency as it is, but only jointly (the dA part moves by the opposite
-// of the dC part, as sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0): so both count positions from their mean, sum
-// (p - mean) x = sum p x - mean sum x, which keeps the fp32 rounding of dA and dC small.
+// Block r adds up the partitions of mode r; a warp takes every 8th head. Block 0 also adds up the partitions
+// of dslope. A shift of all positions by the same amount does not change dfrequency: the part of dA and the
+// part of dC change by opposite amounts, because sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0. So both parts may
+// count positions from the mean position:
+//   sum (p - mean) x = sum p x - mean sum x.
+// This keeps the effect of the fp32 rounding of dA and dC small.
 __global__ void __launch_bounds__(threads) finish_lane_gradients_kernel(const LaneBackwardArguments op) {
   GOAT_SHARED(frequency, double[warps]);
   const int r = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32,
@@ -287,9 +290,9 @@ __global__ void __launch_bounds__(threads) finish_lane_gradients_kernel(const La
 }
 }  // namespace
 
-// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
-// of a gradient nearly cancel. The partitions (at most 256 tiles of the rows, 16 sequences each) are a
-// function of the shapes alone.
+// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the
+// terms of a gradient nearly cancel. The partitions (at most 256 tiles of the rows, 16 sequences each)
+// depend on the shapes alone.
 void CudaDevice::launch(const PriorLanesBackward& op) {
   LaneBackwardArguments arguments{data_of<float>(op.dalpha),
                                   data_of<float>(op.dbeta),
@@ -328,7 +331,7 @@ void CudaDevice::launch(const PriorLanesBackward& op) {
 }
 
 namespace {
-// In double, so that neither tail of the exponential loses digits.
+// Computed in double, so that neither tail of the exponential loses digits.
 __global__ void __launch_bounds__(threads)
     softplus_forward_kernel(float* out, const float* x, std::int64_t elements) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
@@ -344,7 +347,7 @@ __global__ void __launch_bounds__(threads)
 }
 }  // namespace
 
-// A handful of numbers (one a head), a thread each.
+// There is one element a head. A thread takes one element.
 void CudaDevice::launch(const SoftplusForward& op) {
   const std::int64_t elements = op.out.elements();
   if (elements == 0) return;

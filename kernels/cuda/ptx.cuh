@@ -1,13 +1,13 @@
-// Tensor-core and asynchronous-copy instructions (PTX ISA, sm_80 and later), each with its twin for
-// kernels/simt.
+// Tensor-core and asynchronous-copy instructions (PTX ISA, sm_80 and later). Each has a
+// counterpart for kernels/simt.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
 
 namespace goat::GOAT_TARGET {
 
-// d += a (16x16, row-major) b (16x8, column-major), bf16 in, fp32 out: mma.sync.m16n8k16. With g = lane/4, t
-// = lane%4 the fragments hold
+// d += a (16x16, row-major) b (16x8, column-major), bf16 in, fp32 out: mma.sync.m16n8k16. With g = lane/4 and
+// t = lane%4 the fragments hold
 //   a[0] (g, 2t..2t+1)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)     rows and columns of a
 //   b0 (2t..2t+1, g)    b1 (2t+8.., g)                                              rows and columns of b
 //   d[0..1] (g, 2t..2t+1)  d[2..3] (g+8, 2t..)
@@ -24,9 +24,9 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of row l%8 of matrix l/8
-// (16 bytes, aligned). Lane l receives of matrix i the elements (l/4, 2(l%4)..+1) in r[i]; transposed:
-// (2(l%4)..+1, l/4).
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane l gives the address of row l%8 of
+// matrix l/8 (16 bytes, aligned). Lane l receives in r[i] the elements (l/4, 2(l%4)..+1) of matrix i; with
+// _transposed the elements (2(l%4)..+1, l/4).
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
 #if GOAT_SIMT
   simulated_ldmatrix(r, row, false);
@@ -48,8 +48,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&r)[4], co
 #endif
 }
 
-// Copies 16 bytes from global to shared memory asynchronously; valid == false writes zeros and does not read
-// the source (which must still be a readable address).
+// Copies 16 bytes from global to shared memory asynchronously. valid == false writes zeros and does not read
+// the source, but the source must still be a readable address.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
 #if GOAT_SIMT
   simulated_copy_async(shared, global, 16, valid ? 16 : 0);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global, 
 #endif
 }
 
-// Closes the group of the copies this thread has started since the last call.
+// Makes a group of the copies that this thread has started since the last call.
 __device__ __forceinline__ void copy_async_commit() {
 #if GOAT_SIMT
   simulated_copy_async_commit();
@@ -69,8 +69,8 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a
-// barrier that follows.
+// Waits until at most `pending` of this thread's groups are incomplete. Other threads see the data
+// after a later barrier.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
 #if GOAT_SIMT
@@ -80,9 +80,10 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Adds four values to a lane's part of a warp's 128 floats in global memory (16-byte aligned), in no certain
-// order among callers. Which of the 128 they are is up to the architecture: place(lane, i) tells. sm_90 has
-// vector reductions, one instruction; before, four whose lanes are neighbours.
+// Adds four values of a lane to a warp's 128 floats in global memory (16-byte aligned). The order among
+// callers is not fixed. place(lane, i) is the index of value i of a lane; it depends on the architecture.
+// sm_90 has vector reductions: one instruction adds the four values. Older architectures need four
+// instructions; each adds to 32 consecutive floats, one a lane.
 struct WarpReduction {
 #if GOAT_SIMT || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
   static constexpr bool vectors = true;
@@ -106,10 +107,10 @@ struct WarpReduction {
   }
 };
 
-// States, as a comment in the PTX, the dynamic shared memory that a block of this kernel takes: what every
-// launch passes to enqueue, or the simulated kernel fails. test/test_cuda_build.py wants it of every kernel
-// that calls dynamic_shared(), and checks that the blocks per SM which
-// __launch_bounds__ asks for fit.
+// Writes the dynamic shared memory of a block of this kernel into the PTX, as a comment. Every launch must
+// pass the same number to enqueue; otherwise the simulated kernel fails. test/test_cuda_build.py requires
+// this call in every kernel that calls dynamic_shared(). It also checks that the blocks per SM which
+// __launch_bounds__ asks for fit into shared memory.
 template <int bytes>
 __device__ __forceinline__ void state_dynamic_shared() {
 #if GOAT_SIMT
@@ -119,7 +120,7 @@ __device__ __forceinline__ void state_dynamic_shared() {
 #endif
 }
 
-// 2^x with the special function unit's error (2 ulp), results below 2^-126 flushed to zero.
+// 2^x with the error of the special function unit (2 ulp). Results below 2^-126 become zero.
 __device__ __forceinline__ float exp2_approximate(float x) {
 #if GOAT_SIMT
   return std::exp2(x);
@@ -130,8 +131,9 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// The same value, of which the compiler knows nothing: what is computed from it is computed here, not before
-// an earlier loop, where it would hold registers.
+// Returns `value`, but the compiler knows nothing about the result. So the compiler must compute everything
+// that depends on the result after this point. It cannot do so before an earlier loop, where the values
+// would occupy registers.
 __device__ __forceinline__ int opaque(int value) {
 #if !GOAT_SIMT
   asm volatile("" : "+r"(value));
@@ -146,8 +148,8 @@ __device__ __forceinline__ T* opaque(T* pointer) {
   return pointer;
 }
 
-// blockIdx, read at this place: the compiler keeps what it has read in a register, if need be spilled, up to
-// its last use.
+// blockIdx, read at this point. The compiler would keep a value that it has read once in a register, or spill
+// it, until its last use.
 __device__ __forceinline__ int block_index_now(int dimension) {
 #if GOAT_SIMT
   return static_cast<int>(dimension == 0 ? blockIdx.x : dimension == 1 ? blockIdx.y : blockIdx.z);
@@ -163,7 +165,7 @@ __device__ __forceinline__ int block_index_now(int dimension) {
 #endif
 }
 
-// Two values rounded to nearest bf16; low in bits 0..15.
+// Two values rounded to the nearest bf16; `low` in bits 0..15.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   std::uint32_t bits;

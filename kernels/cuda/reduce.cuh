@@ -1,4 +1,4 @@
-// Sums and maxima over a warp or a block, in a fixed order: the same bits on every run.
+// Sums and maxima over a warp or a block in a fixed order, so that every run gives the same bits.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
@@ -7,7 +7,7 @@ namespace goat::GOAT_TARGET {
 
 constexpr unsigned all_lanes = 0xFFFFFFFFu;
 
-// Every lane receives the result (a butterfly).
+// A butterfly: every lane receives the result.
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
@@ -21,21 +21,21 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// The sum of terms[0 .. count), which every lane receives; called by a whole warp.
+// The sum of terms[0 .. count). A whole warp calls this; every lane receives the sum.
 __device__ __forceinline__ double warp_total(const double* terms, int count) {
   double total = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) total += terms[i];
   return warp_sum(total);
 }
 
-// Every thread of a block of `threads` receives the sum (maximum) of all; called by all of them. Holds two
-// barriers.
+// The sum (maximum) over a block of `threads` threads. All of them call this, and all receive the result.
+// Contains two barriers.
 template <int threads, class T>
 __device__ __forceinline__ T block_sum(T value) {
   static_assert(threads % 32 == 0 && threads <= 1024);
   GOAT_SHARED(partial, T[threads / 32]);
   value = warp_sum(value);
-  __syncthreads();  // an earlier call may still be read
+  __syncthreads();  // other warps may still read the sums of the previous call
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
   T total = partial[0];

@@ -1,5 +1,5 @@
-// Rotary position embedding: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of mode r at the
-// row's position.
+// Rotary position embedding: rotates q and k in place. The pair (x_r, x_{r + d_h/2}) is rotated by the angle
+// of mode r at the row's position.
 #include <algorithm>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void rotate(T& first, T& second, float cosine, float 
   second = from_float<T>(y * cosine + x * sine);
 }
 
-// Turns pairs r .. r + Vector<T>::size of a row; turns points to (cos, sin) of pair r.
+// Rotates the pairs r .. r + Vector<T>::size - 1 of a row. `turns` points to (cos, sin) of pair r.
 template <class T>
 __device__ __forceinline__ void rotate_vectors(T* row, int r, int half, const float* turns, float direction) {
   Vector<T> first = Vector<T>::load(row + r), second = Vector<T>::load(row + half + r);
@@ -32,8 +32,8 @@ __device__ __forceinline__ void rotate_vectors(T* row, int r, int half, const fl
   second.store(row + half + r);
 }
 
-// Block (t, b) owns row t of sequence b (and b + gridDim.y ..): its H heads of q, then those of k. A thread
-// turns one pair, or one vector of pairs.
+// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first its H heads of q, then those of k. A
+// thread rotates one pair or one vector of pairs.
 template <class T, bool vectors>
 __global__ void __launch_bounds__(most_threads)
     rope_kernel(Heads<T> q, Heads<T> k, const float* __restrict__ table, int batch, int heads, int half,
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(most_threads)
 }
 }  // namespace
 
-// Reads and writes q and k once: 4 C elements a token. The table, 4 d_h bytes a row, is read by all heads of
-// the row from cache.
+// Reads and writes q and k once: 4 C elements a token. All heads of a row read the row of the table
+// (4 d_h bytes) from cache.
 void CudaDevice::launch(const Rope& op) {
   const Tensor& x = op.q ? op.q : op.k;
   const int batch = static_cast<int>(x.shape[0]), rows = static_cast<int>(x.shape[1]),

@@ -1,4 +1,4 @@
-// The calls of the CUDA runtime that a device makes.
+// The CUDA runtime calls of the device.
 #include "kernels/cuda/runtime.cuh"
 
 #include <new>
@@ -22,15 +22,15 @@ std::string capability_of(const cudaDeviceProp& gpu) {
   return std::string("compute capability ") + std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
 }
 
-// Whether a kernel failed to load because nothing that was compiled suits the GPU, rather than because the
-// GPU is out of order or taken.
+// Whether a kernel failed to load because the binary has no code for the GPU. Otherwise the GPU has a
+// fault or is in use.
 bool is_missing_code(cudaError_t status) {
   return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
          status == cudaErrorInvalidKernelImage || status == cudaErrorInvalidPtx ||
          status == cudaErrorUnsupportedPtxVersion || status == cudaErrorJitCompilationDisabled;
 }
 
-// CUDA's words for a failure, which is forgotten.
+// CUDA's text for an error. Clears the error.
 std::string words_for(cudaError_t status) {
   cudaGetLastError();
   return cudaGetErrorString(status);
@@ -83,7 +83,7 @@ std::size_t free_memory() {
 
 void* allocate(std::size_t bytes) {
   void* memory = nullptr;
-  const cudaError_t status = cudaMalloc(&memory, bytes > 0 ? bytes : 1);  // an address even for nothing
+  const cudaError_t status = cudaMalloc(&memory, bytes > 0 ? bytes : 1);  // an address even for 0 bytes
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     throw std::bad_alloc();
@@ -97,7 +97,7 @@ void set_zero(void* memory, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(memory, 0, bytes, stream));
 }
 
-// From pageable memory the call returns once the bytes have been staged.
+// From pageable memory cudaMemcpyAsync returns after it has staged the bytes.
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
 }

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(threads)
 }
 }  // namespace
 
-// A thread writes the two features of one mode, or the last two. Writes 4 T F bytes, once a run: the features
-// depend on nothing that is learned.
+// A thread writes the two features of one mode, or the last two features. Writes 4 T F bytes once a run,
+// because the features depend on nothing that is learned.
 void CudaDevice::launch(const SinkFeatures& op) {
   const std::int64_t rows = op.features.shape[0], modes = op.frequency.shape[0];
   if (rows == 0) return;
@@ -54,8 +54,8 @@ struct SinkForwardArguments {
   int width, units, heads;  // F, n, H
 };
 
-// x[rows first_row .., columns first_column ..] of a row-major [rows, columns], zeros beyond it. A warp
-// copies a row.
+// Copies the 32 x 32 elements x[rows from first_row on, columns from first_column on] of a row-major
+// [rows, columns]. Elements beyond the matrix become zeros. A warp copies a row.
 using Tile = float[32][33];
 __device__ __forceinline__ void load_tile(Tile& tile, const float* x, std::int64_t rows, int columns,
                                           std::int64_t first_row, int first_column) {
@@ -67,15 +67,16 @@ __device__ __forceinline__ void load_tile(Tile& tile, const float* x, std::int64
 }
 
 // A block owns 32 positions and walks over the hidden units, 32 at a time. In the first layer a thread has
-// one unit (its lane) and 4 positions, in the second one position (its lane) and every 8th head, whose sum
-// over the earlier units it finds in key_bias.
+// one unit (its lane) and 4 positions. In the second layer it has one position (its lane) and every 8th head.
+// The sum over the earlier units is in key_bias.
 __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForwardArguments op) {
   GOAT_SHARED(phi, Tile);         // [position][feature]
   GOAT_SHARED(weight, Tile);      // [unit][feature]
   GOAT_SHARED(activation, Tile);  // [unit][position]
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * 32;
-  for (int first_unit = 0; first_unit < max(op.units, 1); first_unit += 32) {  // once even without units
+  // There is at least one step, also without units, because it writes key_bias.
+  for (int first_unit = 0; first_unit < max(op.units, 1); first_unit += 32) {
     const int unit = first_unit + lane;
     float x[32 / warps];
 #pragma unroll
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForward
 }
 }  // namespace
 
-// 2 T n (F + H) FLOP; reads features, writes hidden and key_bias: 4 T (F + n + H) bytes.
+// Cost: 2 T n (F + H) FLOPs. Reads features, writes hidden and key_bias: 4 T (F + n + H) bytes.
 void CudaDevice::launch(const SinkForward& op) {
   const SinkForwardArguments arguments{data_of<float>(op.key_bias),
                                        data_of<float>(op.hidden),
@@ -154,8 +155,9 @@ __global__ void __launch_bounds__(threads)
 constexpr int tile_rows = 64;
 using UnitTile = float[32][tile_rows + 1];  // [unit][row]
 
-// activation = silu(x), dhidden = silu'(x) sum_h w2[h] dU[h], silu' = s (1 + x (1 - s)), for 32 units (a lane
-// each) and tile_rows rows; zeros beyond.
+// For 32 units (one a lane) and tile_rows rows:
+//   activation = silu(x),  dhidden = silu'(x) sum_h w2[h] dU[h],  silu' = s (1 + x (1 - s)).
+// Elements beyond the units or rows are zeros.
 __device__ __forceinline__ void unit_gradients(UnitTile& activation, UnitTile& dhidden,
                                                const SinkBackwardArguments& op, int unit,
                                                std::int64_t first_row, std::int64_t last_row) {
@@ -172,15 +174,15 @@ __device__ __forceinline__ void unit_gradients(UnitTile& activation, UnitTile& d
   }
 }
 
-// What the unit's terms at `row` are multiplied with: an element of (phi, 1, dU), F + 1 + H wide.
+// The factor of a unit's terms at `row`: element `column` of (phi, 1, dU), which has F + 1 + H elements.
 __device__ __forceinline__ float column_element(const SinkBackwardArguments& op, std::int64_t row,
                                                 int column) {
   if (column < op.width) return op.features[row * op.width + column];
   return column == op.width ? 1.0f : op.dkey_bias[(column - op.width - 1) * op.rows + row];
 }
 
-// Block (p, g) sums over the rows of partition p for units 32 g ..; a thread has one unit (its lane) and
-// every 8th of the F + 1 + H columns.
+// Block (p, g) sums over the rows of partition p for the units from 32 g on. A thread has one unit (its lane)
+// and every 8th of the F + 1 + H columns.
 __global__ void __launch_bounds__(threads) sink_backward_kernel(const SinkBackwardArguments op) {
   GOAT_SHARED(activation, UnitTile);
   GOAT_SHARED(dhidden, UnitTile);
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(threads) sink_backward_kernel(const SinkBackwa
 __global__ void __launch_bounds__(threads) finish_sink_gradients_kernel(const SinkBackwardArguments op) {
   const std::int64_t output = blockIdx.x * static_cast<std::int64_t>(warps) + threadIdx.x / 32;
   const int column = static_cast<int>(output / op.units), unit = static_cast<int>(output % op.units);
-  if (column >= op.width + 1 + op.heads) return;  // the whole warp
+  if (column >= op.width + 1 + op.heads) return;  // the condition is the same for the whole warp
   const auto total = static_cast<float>(warp_total(op.partial + output * op.partitions, op.partitions));
   if (threadIdx.x % 32 != 0) return;
   if (column < op.width)
@@ -221,8 +223,9 @@ __global__ void __launch_bounds__(threads) finish_sink_gradients_kernel(const Si
 }
 }  // namespace
 
-// Sums over T are in double: sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T bytes); the rest,
-// 4 T (H + n + F) bytes, a few times from cache. At most 256 partitions, a function of T alone.
+// Sums over T are in double, because sum_j dU_j = 0 makes their terms cancel. Reads dkey_bias once
+// (4 B H T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache. There are at
+// most 256 partitions, depending on T alone.
 void CudaDevice::launch(const SinkBackward& op) {
   SinkBackwardArguments arguments{data_of<float>(op.dw1),
                                   data_of<float>(op.db1),

@@ -5,7 +5,7 @@
 namespace goat::GOAT_TARGET {
 
 namespace {
-// s(x), with its relative accuracy in the left tail: e^x / (1 + e^x) where x < 0.
+// s(x). For x < 0 the form e^x / (1 + e^x) keeps the relative accuracy in the left tail.
 __device__ __forceinline__ float logistic(float x) {
   const float e = __expf(-fabsf(x));  // at most 1
   const float scale = __fdividef(1.0f, 1.0f + e);
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(most_row_threads)
   }
 }
 
-// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing
-// where s(x) is near 1.
+// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) is computed as s(-x),
+// which is accurate where s(x) is near 1.
 template <class T, int n>
 __global__ void __launch_bounds__(most_row_threads)
     swiglu_gradient_kernel(Rows<T> dgate, Rows<T> dup, Rows<T> dout, Rows<T> gate, Rows<T> up,
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(most_row_threads)
 }
 }  // namespace
 
-// A block takes a row, a thread 16 bytes of each operand at a time. Moves 3 elements an element.
+// A block takes a row; a thread takes 16 bytes of each operand at a time. Memory traffic: 3 elements for
+// each element of out.
 void CudaDevice::launch(const SwigluForward& op) {
   const std::int64_t rows = op.out.shape[0], width = op.out.shape[1];
   if (rows == 0 || width == 0) return;
@@ -75,8 +76,8 @@ void CudaDevice::launch(const SwigluForward& op) {
   });
 }
 
-// As forward. Moves 5 elements an element. Every element is read before the thread that reads it writes
-// there: dgate may be gate, dup may be up.
+// Distributed as the forward kernel. Memory traffic: 5 elements for each element of dout. A thread reads an
+// element of gate and up before it writes there, so dgate may be gate, and dup may be up.
 void CudaDevice::launch(const SwigluBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
   if (rows == 0 || width == 0) return;

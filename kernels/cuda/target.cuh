@@ -1,7 +1,7 @@
-// One CUDA C++ source, two targets: nvcc compiles the kernels for the GPU (namespace goat::on_cuda); the host
-// compiler compiles the same files against kernels/simt, which executes them thread by thread on the CPU
-// (namespace goat::on_simt). Every file of kernels/cuda includes this header first and keeps to the rules in
-// kernels/simt/simt.h.
+// The kernels are one CUDA C++ source for two targets. nvcc compiles it for the GPU (namespace
+// goat::on_cuda). The host compiler compiles the same files against kernels/simt, which runs them thread by
+// thread on the CPU (namespace goat::on_simt). Every file of kernels/cuda includes this header first and
+// follows the rules in kernels/simt/simt.h.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ namespace goat::on_cuda {
 using Stream = cudaStream_t;
 using bf16 = __nv_bfloat16;
 
-// Throws std::runtime_error with CUDA's message and the place of the call. Clears the error, unless it is one
-// that ends the context.
+// Throws std::runtime_error with CUDA's message and the source line of the call. Clears the error, except an
+// error that ends the context.
 inline void check_cuda(cudaError_t status,
                        const std::source_location where = std::source_location::current()) {
   if (status == cudaSuccess) return;
@@ -35,20 +35,20 @@ inline void check_cuda(cudaError_t status,
                            std::to_string(where.line()));
 }
 
-// The block's dynamic shared memory (enqueue states its size), 1024-byte aligned.
+// The block's dynamic shared memory, 1024-byte aligned. enqueue() sets its size.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char goat_dynamic_shared[];
   return reinterpret_cast<T*>(goat_dynamic_shared);
 }
 
-// The 32-bit address of a place in shared memory, as PTX takes it.
+// The 32-bit address of a place in shared memory, as PTX instructions need it.
 __device__ __forceinline__ std::uint32_t shared_address(const void* place) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(place));
 }
 
 // Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...). Throws std::runtime_error for a
-// launch that a GPU refuses.
+// launch that a GPU would refuse.
 template <class... Parameters, class... Arguments>
 void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream stream,
              Arguments&&... arguments) {
@@ -58,7 +58,7 @@ void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t s
     cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel));
     throw std::runtime_error(std::string("CUDA: ") + name + " cannot start: " + fault);
   }
-  if (shared_bytes > 48 * 1024)  // more than this has to be asked for
+  if (shared_bytes > 48 * 1024)  // CUDA requires a request for more than 48 KiB
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)));
   cudaLaunchConfig_t config{};
@@ -70,7 +70,7 @@ void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t s
 }
 
 template <class T>
-using SharedType = T;  // lets GOAT_SHARED take array types
+using SharedType = T;  // so that GOAT_SHARED can take array types
 
 }  // namespace goat::on_cuda
 

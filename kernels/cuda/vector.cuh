@@ -1,5 +1,5 @@
-// 16-byte vectors of model elements (4 float or 8 bf16), read and written with one instruction, computed with
-// in fp32.
+// 16-byte vectors of model elements (4 float or 8 bf16). One instruction reads or writes a vector.
+// Arithmetic uses fp32.
 #pragma once
 
 #include "kernels/cuda/target.cuh"
