@@ -74,7 +74,9 @@ struct ForwardShape {
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
 
-// Accumulators (S and O) of a thread: row_tiles * (keys + D) / 2 registers.
+// The comment of each shape states the accumulators (S and O) of a thread, row_tiles * (keys + D) / 2
+// registers, and the shared memory of a block.
+
 // 96 accumulators, 24.5 KiB
 template <>
 struct ForwardTraits<32, Family::large_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};
@@ -84,6 +86,7 @@ struct ForwardTraits<64, Family::large_shared> : ForwardShape<64, 128, 64, 4, 2,
 // 192 accumulators, 96.5 KiB
 template <>
 struct ForwardTraits<128, Family::large_shared> : ForwardShape<128, 128, 64, 4, 2, 1> {};
+// 96 accumulators, 24.5 KiB
 template <>
 struct ForwardTraits<32, Family::small_shared> : ForwardShape<32, 128, 64, 4, 2, 2> {};
 // 128 accumulators, 48.5 KiB

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs nvcc with the given arguments. Writes OBJECT.kernels beside the object, for dev/kernel_report.py: for each
-# kernel the launch that its PTX states, and the registers, memory and spills that `ptxas -v` reports. All other
-# output of nvcc is passed on.
+# Runs nvcc with the given arguments. Writes OBJECT.kernels beside the object, for dev/kernel_report.py: for
+# each kernel the launch that its PTX states, and the registers, memory and spills that `ptxas -v` reports.
+# All other output of nvcc is passed on.
 object=
 previous=
 for argument; do
