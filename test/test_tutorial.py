@@ -24,3 +24,9 @@ def test_the_figure_is_drawn(tmp_path):
 def test_links_of_the_tutorial_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", TUTORIAL.read_text(encoding="utf-8")):
         assert (TUTORIAL.parent / target).exists(), target
+
+
+def test_the_prediction_of_the_attention_kernels_is_what_the_program_writes(run_command):
+    """dev/attention_cost.py reads the traits: a page that is not its output describes other kernels."""
+    written = run_command([sys.executable, REPOSITORY / "dev/attention_cost.py"]).stdout
+    assert written == (REPOSITORY / "dev/results/attention_prediction.md").read_text()
