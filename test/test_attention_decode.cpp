@@ -3,6 +3,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 #include "test/schedules.h"
 
 #ifdef GOAT_HAS_SIMT
@@ -84,17 +85,6 @@ void check_decoding(Device& device, DType dtype, const AttentionShape& shape, Rn
   else
     CHECK_MATCHES(dtype, decoding.out.values(), want.out.value, want.out.terms);
   CHECK_FP32(decoding.lse.values(), want.lse);
-}
-
-template <class Body>
-void for_each_variant(Body body) {
-  for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
-    const auto seed = fresh_seed();
-    INFO(name << (dtype == DType::bf16 ? " bf16" : " f32") << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
-    body(*device, dtype, rng);
-  }
 }
 }  // namespace
 

@@ -6,6 +6,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -13,17 +14,6 @@ using namespace goat::test;
 namespace {
 using Index = std::int64_t;
 using Values = std::vector<double>;
-
-template <class Body>
-void for_each_variant(Body body) {
-  for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
-    body(*device, dtype, rng);
-  }
-}
 
 template <class Body>
 void for_each_device(Body body) {

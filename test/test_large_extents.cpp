@@ -5,6 +5,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 #include "test/schedules.h"
 
 #ifdef GOAT_HAS_SIMT
@@ -17,23 +18,6 @@ using namespace goat::test;
 namespace {
 using Index = std::int64_t;
 using Values = std::vector<double>;
-
-template <class Body>
-void for_each_variant(Body body) {
-  for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
-    body(*device, dtype, rng);
-  }
-}
-
-Values joined(const std::vector<Values>& parts) {
-  Values all;
-  for (const Values& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
 }  // namespace
 
 TEST_CASE("rope and prior lanes: match what each sequence gives alone, with 70,000 sequences") {

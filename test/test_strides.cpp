@@ -6,6 +6,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -87,23 +88,6 @@ void check_layouts(Index unit, Make make, bool same_bits = true) {
   const Values want = make(0), got = make(unit);
   CHECK(std::none_of(want.begin(), want.end(), [](double value) { return std::isnan(value); }));
   CHECK((same_bits ? got == want : are_near(got, want)));
-}
-
-template <class Body>
-void for_each_variant(Body body) {
-  for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
-    body(*device, dtype, rng);
-  }
-}
-
-Values joined(const std::vector<Values>& parts) {
-  Values all;
-  for (const Values& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
 }
 
 Values attention_results(Device& device, const AttentionShape& s, const AttentionProblem& problem, Index unit,

@@ -1,0 +1,28 @@
+// A test's body on every device and in every dtype that the device has.
+#pragma once
+
+#include "test/catch.h"
+#include "test/operand.h"
+
+namespace goat::test {
+
+// Calls body(device, dtype, rng) with a fresh seed each time, which a failure shows.
+template <class Body>
+void for_each_variant(Body body) {
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_device(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    body(*device, dtype, rng);
+  }
+}
+
+// One list after the other.
+inline std::vector<double> joined(const std::vector<std::vector<double>>& parts) {
+  std::vector<double> all;
+  for (const std::vector<double>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace goat::test
