@@ -1,4 +1,4 @@
-// class Device: the one seam between the trainer and the hardware.
+// Device: the interface between the trainer and the hardware.
 #pragma once
 
 #include <cstddef>
@@ -14,21 +14,22 @@ struct DeviceInfo {
   std::string description;  // "AMD EPYC, 2 threads, AVX-512, oneDNN 2.6.3"
 };
 
-// Operations and copies are enqueued on the device's stream and complete in order; synchronize() waits for
-// all of them. Failures throw std::runtime_error (std::bad_alloc from allocate).
+// Operations and copies are enqueued on the device's stream and complete in order. synchronize() waits for
+// all of them. Failures throw std::runtime_error; allocate throws std::bad_alloc.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
 
-  // Memory: 256-byte aligned, contents undefined. release accepts what allocate returned, or nullptr.
-  virtual std::size_t available_memory()
-      const = 0;  // bytes that can still be allocated, as far as the system tells
+  // Memory is 256-byte aligned and its contents are undefined. release accepts nullptr and
+  // what allocate returned.
+  // Bytes that can still be allocated, as far as the system knows.
+  virtual std::size_t available_memory() const = 0;
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
   virtual void set_zero(void* memory, std::size_t bytes) = 0;
-  virtual void upload(void* device, const void* host,
-                      std::size_t bytes) = 0;  // host memory may be reused on return
+  // The host memory may be reused when upload returns.
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // complete on return
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // device to device, not overlapping
   virtual void synchronize() = 0;
@@ -46,12 +47,12 @@ class Device {
 #undef GOAT_DECLARE_LAUNCH
 };
 
-// Opens "auto", "cpu", "cuda" or "simt". auto takes the best device present; `reason` (if given) receives why
-// it was chosen: of a GPU that cannot be used, what would make it usable. Throws std::invalid_argument where
-// this binary or machine lacks the device, saying what would bring it.
+// Opens "auto", "cpu", "cuda" or "simt". "auto" takes the best device present. `reason` (if given) receives
+// why the device was chosen and, if a GPU cannot be used, what would make it usable. Throws
+// std::invalid_argument if this binary or this machine lacks the device; the message says how to get it.
 std::unique_ptr<Device> open_device(const std::string& name, std::string* reason = nullptr);
 
-// Memory of a device that is released with its owner.
+// Device memory that is released when its owner is destroyed.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;

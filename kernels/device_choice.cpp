@@ -27,7 +27,7 @@ Obstacle obstacle_of(const GpuSearch& search) {
   return {};
 }
 
-// Where a GPU is there but cannot be used, the way out is named unasked.
+// If a GPU is present but cannot be used, the reason also says how to make it usable.
 DeviceChoice choose_device(const GpuSearch& search) {
   if (search.result == GpuSearch::Result::found) return {"cuda", "a GPU answers"};
   const Obstacle obstacle = obstacle_of(search);

@@ -1,26 +1,26 @@
-// Which device a run takes, and what it is told about it.
+// Chooses the device of a run and the reason that the user is told.
 #pragma once
 
 #include <string>
 
 namespace goat {
 
-// What came of looking for a GPU.
+// The result of looking for a GPU.
 struct GpuSearch {
   enum class Result {
     not_built,  // this binary has no GPU code at all
     none,       // no GPU answers
-    too_old,    // its instructions are not those that the kernels need
-    no_code,    // this binary has no code for it
+    too_old,    // the GPU is older than the kernels need
+    no_code,    // this binary has no code for the GPU's architecture
     found
   };
   Result result = Result::not_built;
-  std::string gpu{};           // "Tesla T4, compute capability 7.5", where one answers
-  std::string architecture{};  // "75": as build options name it
-  std::string error{};         // CUDA's words, where it gave some
+  std::string gpu{};           // "Tesla T4, compute capability 7.5"; empty if no GPU answers
+  std::string architecture{};  // "75", as build options name it
+  std::string error{};         // CUDA's error message, if there is one
 };
 
-// Why the GPU cannot be used, and what would bring it or says more; both empty where it was found.
+// Why the GPU cannot be used, and how to make it usable or find out more. Both are empty if a GPU was found.
 struct Obstacle {
   std::string cause, remedy;
 };
@@ -28,10 +28,10 @@ Obstacle obstacle_of(const GpuSearch& search);
 
 struct DeviceChoice {
   std::string name;    // "cpu", "cuda"
-  std::string reason;  // why, for the user
+  std::string reason;  // why this device was chosen, for the user
 };
 
-// What "auto" takes.
+// The device that "auto" takes.
 DeviceChoice choose_device(const GpuSearch& search);
 
 }  // namespace goat

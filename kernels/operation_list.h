@@ -1,7 +1,7 @@
-// The one list of operations: whatever has a function for each of them takes it from here.
+// The one list of operations. Code that needs a function for each operation generates it from this list.
 #pragma once
 
-// X(Operation, name) for every struct of kernels/operations.h, with its name in messages and tables.
+// X(Operation, name) for every struct of kernels/operations.h; `name` is used in messages and tables.
 #define GOAT_FOR_EACH_OPERATION(X)                \
   X(EmbeddingForward, embedding_forward)          \
   X(EmbeddingBackward, embedding_backward)        \

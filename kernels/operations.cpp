@@ -1,4 +1,5 @@
-// The documented form of each operation (operations.h), as checks. Extents: see "Conventions" there.
+// Checks of each operation's operands, as documented in operations.h. The symbols of extents are explained
+// there under "Conventions".
 #include "kernels/operations.h"
 
 #include <cmath>
@@ -19,13 +20,13 @@ void require_positive(const Signature& s, const char* field, float value) {
   s.scalar(field, value, std::isfinite(value) && value > 0, "a finite number above 0");
 }
 
-// Keys that every query can see at least one of.
+// Every query must see at least one key, because a softmax over no keys is undefined.
 void require_keys(const Signature& s, bool causal) {
   if (causal) s.require(s["T_q"] <= s["T_k"], "T_q <= T_k in causal attention", {"T_q", "T_k"});
   s.require(s["T_k"] >= 1 || s["T_q"] == 0, "T_k >= 1", {"T_k"});
 }
 
-// What LayerNorm and RMSNorm share; binds N and C.
+// The checks that LayerNorm and RMSNorm share. Defines N and C.
 template <class NormForward>
 void check_norm_forward(Signature& s, const NormForward& op) {
   s.contiguous("x", op.x, model, {"N", "C"});
@@ -52,7 +53,7 @@ void check_norm_backward(Signature& s, const NormBackward& op) {
   s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
-// q, k, v, slope and scale of both attention calls; binds B, T_q, T_k, H and d_h.
+// Checks q, k, v, slope and scale of AttentionForward and AttentionBackward. Defines B, T_q, T_k, H and d_h.
 template <class Attention>
 void check_attention_inputs(Signature& s, const Attention& op) {
   s.strided("q", op.q, model, {"B", "T_q", "H", "d_h"});

@@ -23,11 +23,11 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::array<std::uint32_t, 
   return counter;
 }
 
-// Uses of randomness; each has its own stream, so that adding draws to one never shifts another.
+// The uses of random numbers. Each has its own stream, so that more draws in one use never change another.
 enum class RandomStream : std::uint32_t { init = 1, copy_mixture = 2, shuffle = 3, sample = 4 };
 
-// Block `block` of the sequence (seed, stream, item): counter = (block, stream, low item, high item), key =
-// seed.
+// Block `block` of the sequence (seed, stream, item): counter = (block, stream, low half of item, high half
+// of item), key = seed.
 inline PhiloxBlock philox(std::uint64_t seed, RandomStream stream, std::uint64_t item, std::uint32_t block) {
   return philox4x32({block, static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(item),
                      static_cast<std::uint32_t>(item >> 32)},

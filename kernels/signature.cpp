@@ -147,7 +147,7 @@ void Signature::check_shape(const char* field, const Tensor& tensor, Symbols ext
   }
 }
 
-// "[B, T, 2] = [4, 8, 2]"; an extent that is not known yet keeps its symbol.
+// "[B, T, 2] = [4, 8, 2]". An extent that is not known yet is shown as its symbol.
 std::string Signature::expected_shape(Symbols extents) const {
   std::string symbols, values;
   for (const char* symbol : extents) {
@@ -158,7 +158,7 @@ std::string Signature::expected_shape(Symbols extents) const {
   return "[" + symbols + "]" + (symbols == values ? "" : " = [" + values + "]");
 }
 
-// " (C = 4 in x, R = 2 in alpha)", or nothing where no operand has such an extent.
+// " (C = 4 in x, R = 2 in alpha)", or an empty string if no operand has such an extent.
 std::string Signature::where(Symbols symbols) const {
   std::string text;
   for (const char* symbol : symbols)

@@ -1,13 +1,12 @@
-// Signature: checks the operands of an operation against its documented form, e.g.  out [N, C],  mean f32
-// [N],  weight [C]:
+// Signature: checks the operands of an operation against their documented shapes and dtypes, for example out
+// [N, C], mean f32 [N], weight [C]:
 //
 //   Signature s("layernorm_forward");
-//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an extent N or C
-//   says what it is ... s.contiguous("weight", op.weight, Element::model, {"C"});  // ... and the others must
-//   agree
+//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an N or C defines it
+//   s.contiguous("weight", op.weight, Element::model, {"C"});  // later operands must have the same C
 //
-// What does not fit is thrown as std::invalid_argument: "layernorm_forward: weight [3] f32: expected shape
-// [C] = [4] (C = 4 in x)".
+// A mismatch throws std::invalid_argument, for example
+// "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)".
 #pragma once
 
 #include <array>
@@ -20,9 +19,9 @@
 namespace goat {
 
 enum class Element {
-  model,       // f32 or bf16, the same for every operand of this kind
-  real,        // f32 or bf16, each operand for itself
-  f32_or_f64,  // each operand for itself
+  model,       // f32 or bf16, the same for all such operands
+  real,        // f32 or bf16, each operand separately
+  f32_or_f64,  // each operand separately
   f32,
   f64,
   i32
@@ -30,26 +29,27 @@ enum class Element {
 
 class Signature {
  public:
-  using Symbols =
-      std::initializer_list<const char*>;  // extents: "C", "2R"; a number such as "2" stands for itself
+  // The symbols of a shape's extents: "C", "2R". A number such as "2" is a fixed extent.
+  using Symbols = std::initializer_list<const char*>;
 
   explicit Signature(const char* operation) : operation_(operation) {}
 
-  // A required operand. contiguous: row-major without gaps; strided: only the last dimension must be without
-  // gaps.
+  // A required operand. contiguous: row-major without gaps. strided: only the last dimension
+  // must be contiguous.
   void contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents);
   void strided(const char* field, const Tensor& tensor, Element element, Symbols extents);
-  // A required contiguous operand of any shape, the same for every operand checked with this function.
+  // A required contiguous operand of any shape. All operands checked with this function must have
+  // the same shape.
   void elementwise(const char* field, const Tensor& tensor, Element element);
 
-  // A required operand that is no tensor.
+  // A required operand that is not a tensor.
   void given(const char* field, const void* operand) const;
-  // Two optional operands that are given together or not at all.
+  // Two optional operands that must be both present or both absent.
   void together(const char* field, const Tensor& tensor, const char* other_field, const Tensor& other) const;
 
-  // An extent that follows from another one; `field` is named as its origin.
+  // Defines an extent that is computed from another one. Messages name `field` as its origin.
   void define(const char* symbol, std::int64_t extent, const char* field);
-  // The value of an extent; 0 if no operand has it.
+  // The value of an extent, or 0 if no operand has it.
   std::int64_t operator[](const char* symbol) const;
 
   // A rule about the extents: "attention_forward: expected T_q <= T_k (T_q = 5 in q, T_k = 3 in k)".

@@ -48,7 +48,7 @@ void set_contiguous(Tensor& t, std::initializer_list<std::int64_t> shape) {
   }
 }
 
-// A range of indices first .. first + count - 1 of a dimension must exist.
+// Throws unless the indices first .. first + count - 1 of the dimension exist.
 void require_range(const Tensor& t, int dim, std::int64_t first, std::int64_t count) {
   if (dim < 0 || dim >= t.rank) fail(t, t.shape_text(), " has no dimension " + std::to_string(dim));
   if (count < 0) fail(t, t.shape_text(), ": a slice cannot have " + std::to_string(count) + " indices");

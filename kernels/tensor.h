@@ -1,4 +1,4 @@
-// Tensor: a view {pointer, dtype, shape, strides, name} of memory that somebody else owns.
+// Tensor: a view {pointer, dtype, shape, strides, name} of memory that another object owns.
 #pragma once
 
 #include <array>
@@ -29,8 +29,8 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::i32;
 };
 
-// Copied freely; owns nothing. A tensor without data is "absent" (optional operands) or "planned" (see
-// train/model/memory.h).
+// Copies of a tensor view the same memory. A tensor without data is "absent" (optional operands) or
+// "planned" (see train/model/memory.h).
 struct Tensor {
   static constexpr int max_rank = 5;
 
@@ -54,15 +54,15 @@ struct Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
   bool is_contiguous() const;
 
-  // The elements as T; throws std::invalid_argument, naming the tensor, if T is not its dtype.
+  // The elements as T. Throws std::invalid_argument, naming the tensor, if T is not its dtype.
   template <class T>
   T* as() const {
     if (dtype != DTypeOf<T>::value) wrong_dtype(DTypeOf<T>::value);
     return static_cast<T*>(data);
   }
 
-  // Views of the same memory. slice keeps `count` indices of `dim` from `first` on; select fixes an index and
-  // drops the dimension; reshape needs a contiguous tensor and the same number of elements.
+  // Views of the same memory. slice keeps `count` indices of `dim`, starting at `first`. select fixes one
+  // index and drops the dimension. reshape needs a contiguous tensor and the same number of elements.
   Tensor slice(int dim, std::int64_t first, std::int64_t count) const;
   Tensor select(int dim, std::int64_t index) const;
   Tensor reshape(std::initializer_list<std::int64_t> new_shape) const;
