@@ -38,8 +38,8 @@ void AttentionLayer::forward(Device& device, SharedBuffers& shared, const Attent
                              const Tensor& out, const Tensor& x) {
   const std::int64_t before = shared.first_position, length = saved.out.shape[1];
   const Tensor& all = cached_qkv_ ? *cached_qkv_ : saved.qkv;
-  const Tensor qkv = all.slice(1, before, length),
-               seen = all.slice(1, 0, before + length);  // this pass's rows; with those before
+  // qkv: the rows of this pass. seen: these rows and all rows before them.
+  const Tensor qkv = all.slice(1, before, length), seen = all.slice(1, 0, before + length);
   const Tensor q = qkv.select(2, 0);
   qkv_.forward(device, qkv, x);
   if (prior_) prior_->forward(device, shared, q, qkv.select(2, 1), scale_);

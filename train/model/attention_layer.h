@@ -8,16 +8,16 @@
 
 namespace goat {
 
-// What an attention layer keeps for backward.
+// The tensors that an attention layer saves for backward.
 struct AttentionActivations {
-  Tensor qkv;  // [B, T, 3, H, d_h], lanes included; absent with a KV cache, which holds it
+  Tensor qkv;  // [B, T, 3, H, d_h] with lanes; absent with a KV cache, which holds q, k and v
   Tensor out;  // [B, T, H, d_h], before the output projection
   Tensor lse;  // f32 [B, H, T]
   void plan(const std::string& prefix, const Config& config, BatchShape shape, MemoryPlan& memory);
 };
 
-// The variants differ in what they do between the QKV projection and the attention kernel (goat: lanes) and
-// in the slope; this class is where they meet.
+// The attention variants differ in two places: in the work between the QKV projection and the attention
+// kernel (goat writes the lanes), and in the slope.
 class AttentionLayer {
  public:
   // cached_qkv: the layer's tensor of a KvCache, or nullptr.
@@ -27,7 +27,7 @@ class AttentionLayer {
 
   void forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& out,
                const Tensor& x);
-  // dx = gradient of x from dout; adds to the parameters' gradients.
+  // Sets dx = dL/dx from dout = dL/dout and adds to the parameters' gradients.
   void backward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& dx,
                 const Tensor& dout, const Tensor& x);
 

@@ -67,7 +67,7 @@ Tensor LinearLayer::matrix(const Tensor& packed) const {
 }
 
 namespace {
-// Any [.., columns] activation as the matrix a linear layer works on.
+// The activation [.., columns] as a matrix [rows, columns] for a linear layer.
 Tensor rows_of(const Tensor& t, std::int64_t columns) { return t.reshape({t.elements() / columns, columns}); }
 Tensor flat(const Tensor& t) { return t.reshape({t.elements()}); }
 }  // namespace

@@ -11,7 +11,7 @@
 namespace goat {
 
 namespace {
-// Least common multiple; more than `limit` is given back as limit + 1.
+// Least common multiple, or limit + 1 if it is above `limit`.
 std::int64_t common_multiple(const std::vector<std::int64_t>& lengths, std::int64_t limit) {
   std::int64_t multiple = 1;
   for (const std::int64_t length : lengths) {
@@ -29,8 +29,8 @@ void require_available(std::int64_t length, std::int64_t available) {
                     ": evaluate shorter lengths or give more data");
 }
 
-// The sequences from `first` on as one micro-batch; where the cut ends, the rest is filled up with targets
-// that are not counted.
+// Reads the sequences from `first` on as one micro-batch. Sequences after the end of the cut are filled with
+// targets that are not counted.
 void read_sequences(TokenSource& source, std::int64_t first, std::int64_t count, std::size_t length,
                     std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets) {
   for (std::int64_t b = 0; b < count; ++b) {
@@ -57,7 +57,8 @@ void keep_losses(TokenLosses& result, std::span<const float> losses, std::span<c
     result.per_token.push_back(targets[n] < 0 ? std::numeric_limits<float>::quiet_NaN() : losses[n]);
 }
 
-// 0, 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two and halfway between.
+// Next bin edge after `edge`: 0, 1, 2, 3, 4, 6, 8, 12, 16, ... (powers of two and the points
+// halfway between them).
 std::int64_t next_edge(std::int64_t edge) {
   if (edge < 2) return edge + 1;
   return std::has_single_bit(static_cast<std::uint64_t>(edge)) ? edge / 2 * 3 : edge / 3 * 4;

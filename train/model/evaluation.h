@@ -1,4 +1,4 @@
-// Evaluation: the loss of a model, token by token, on data that is cut into sequences of any length.
+// Evaluation: the loss of a model for each token, on data that are cut into sequences of any length.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace goat {
 
-// How data are cut: sequences 0 .. sequences - 1 of `length` tokens, one after the other.
+// How data are cut: consecutive sequences 0 .. sequences - 1 of `length` tokens each.
 struct Cut {
   std::int64_t length = 0;
   std::int64_t sequences = 0;
@@ -21,16 +21,16 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// The same tokens at every length: the largest number of the first `available` ones that every length
-// divides. Throws DataError where that is none.
+// Uses the same tokens at every length: the largest number of tokens, at most `available`, that every length
+// divides. Throws DataError if there is no such number.
 std::vector<Cut> recut(const std::vector<std::int64_t>& lengths, std::int64_t available);
 
-// The paper's choice: 100 sequences up to 8,192 tokens, then as many as keep 819,200 tokens; fewer (at least
-// one, else DataError) where the data end.
+// The paper's choice: 100 sequences of up to 8,192 tokens; for longer sequences, as many as make 819,200
+// tokens. If there are too few data, it takes fewer sequences. Throws DataError if there is not even one.
 std::vector<Cut> paper_cuts(const std::vector<std::int64_t>& lengths, std::int64_t available);
 
-// About `tokens` tokens at every length, at least one sequence: for generated tasks, which have other tokens
-// at each length anyway.
+// About `tokens` tokens at every length, and at least one sequence. For generated tasks, whose tokens differ
+// from length to length in any case.
 std::vector<Cut> generated_cuts(const std::vector<std::int64_t>& lengths, std::int64_t tokens);
 
 // Mean loss at positions first .. end - 1.
@@ -42,38 +42,37 @@ struct CurveBin {
 
 // Losses in nats, summed in double.
 struct TokenLosses {
-  std::vector<double> sum;            // [T] by position, over the sequences
-  std::vector<std::int64_t> counted;  // [T] targets behind each sum
-  std::vector<float>
-      per_token;  // [sequences, T], NaN where the target is not counted; empty unless asked for
+  std::vector<double> sum;            // [T], sum of the losses at each position over the sequences
+  std::vector<std::int64_t> counted;  // [T], number of targets in each sum
+  // [sequences, T], NaN for a target that is not counted. Empty unless keep_per_token.
+  std::vector<float> per_token;
 
-  std::int64_t tokens() const;  // counted targets
-  double nll() const;           // mean loss of a token
-  // The loss by position: every position below 4, then two bins an octave ([4, 6), [6, 8), [8, 12), ...); the
-  // last one ends at T.
+  std::int64_t tokens() const;  // number of counted targets
+  double nll() const;           // mean loss per counted target
+  // Mean loss by position: one bin for each position below 4, then two bins an octave ([4, 6), [6, 8), [8,
+  // 12), ...). The last bin ends at T.
   std::vector<CurveBin> curve() const;
 };
 
-// What one forward pass may take. At least one sequence goes through it in any case; memory is then linear in
-// T.
+// Limits of one forward pass. A pass always takes at least one sequence, whose memory is linear in T.
 struct PassLimits {
   std::int64_t tokens = 32'768;
   std::size_t activation_bytes = std::size_t{1} << 30;
 };
 
-// Sequences of a forward pass within the limits, passes being of equal size.
+// Number of sequences in a forward pass within the limits. All passes have the same size.
 std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
                                 const PassLimits& limits);
 
-// Losses of the cut's sequences of `source` under a bound model of shape [any number of sequences,
-// cut.length], whose sequence length is the source's too. Rounding apart, they do not depend on how many
-// sequences a pass takes; a last pass that is not full is filled up with targets that do not count.
-// `progress` (if given) is told after every pass how many sequences are done. Throws std::invalid_argument if
-// the lengths differ, and what the source throws.
+// Losses of the cut's sequences of `source`. `model` is bound and has the shape [any number of sequences,
+// cut.length]. Except for rounding, the losses do not depend on the number of sequences in a pass. The last
+// pass is filled up with targets that are not counted. `progress` (if given) is called after every pass with
+// the number of finished sequences. Throws std::invalid_argument if the source's sequence length is not
+// cut.length, and what the source throws.
 TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
                            const std::function<void(std::int64_t)>& progress = {});
 
-// The same with a model of its own, whose passes keep to `limits`. The config's data.seq_len stays the
+// The same with a new model whose passes keep to `limits`. config.data.seq_len remains the
 // training length L_train.
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
                      TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits = {},

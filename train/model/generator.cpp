@@ -54,7 +54,7 @@ Tensor Generator::run_new_tokens() {
   return model.next_logits(device_, model.shape().length - 1);
 }
 
-// The rows behind the last token hold token 0; causal attention keeps them from mattering.
+// Rows after the last token hold token 0. They do not affect earlier rows, because attention is causal.
 Tensor Generator::run_all_tokens() {
   std::vector<std::int32_t> padded = tokens_;
   padded.resize(capacity_, 0);

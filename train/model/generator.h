@@ -1,5 +1,4 @@
-// Generator: a sequence that grows by one token at a time, and the model's logits of the token that comes
-// next.
+// Generator: a sequence that grows by one token at a time, and the model's logits for the next token.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +13,20 @@ namespace goat {
 
 class Generator {
  public:
-  // `prompt`: at least one token. Position tables and memory are for prompt.size() + new_tokens positions,
-  // which may exceed the training length. With the cache, the prompt takes one pass and every later token a
-  // pass of its own; without, every token recomputes the whole sequence.
+  // `prompt` must hold at least one token. Position tables and memory cover prompt.size() + new_tokens
+  // positions, which may exceed the training length. With the cache, the prompt takes one pass and every
+  // later token takes one pass over that token alone. Without the cache, every token needs a pass over
+  // the whole sequence.
   Generator(const Config& config, const ParameterSet& parameters, Device& device,
             std::vector<std::int32_t> prompt, std::int64_t new_tokens, bool use_cache);
 
-  // Logits [V] of the token after all there are. Valid until the next call.
+  // Logits [V] of the next token. Valid until the next call.
   std::span<const float> next_logits();
   void append(std::int32_t token) { tokens_.push_back(token); }
-  // Back to the prompt, for another continuation of it. The prompt is not computed again.
+  // Goes back to the prompt, to start another continuation. The prompt is not computed again.
   void restart();
 
-  const std::vector<std::int32_t>& tokens() const { return tokens_; }  // prompt included
+  const std::vector<std::int32_t>& tokens() const { return tokens_; }  // includes the prompt
   std::size_t memory_bytes() const { return memory_.total_bytes(); }
 
  private:
@@ -37,11 +37,11 @@ class Generator {
   std::vector<std::int32_t> tokens_;
   std::size_t prompt_length_, capacity_;
   MemoryPlan memory_;
-  std::unique_ptr<KvCache> cache_;             // with the cache:
-  std::unique_ptr<Model> prompt_, token_;      //   the pass over the prompt, and over one token
-  std::unique_ptr<Model> all_;                 // without: over `capacity_` tokens
-  std::vector<float> logits_, prompt_logits_;  // the latter empty until they are known
-  bool restarted_ = false;                     // and nothing has followed the prompt since
+  std::unique_ptr<KvCache> cache_;             // only if use_cache
+  std::unique_ptr<Model> prompt_, token_;      // with the cache: passes over the prompt, and over one token
+  std::unique_ptr<Model> all_;                 // without the cache: passes over `capacity_` tokens
+  std::vector<float> logits_, prompt_logits_;  // prompt_logits_ is empty until it is computed
+  bool restarted_ = false;                     // true from restart() until the next pass
 };
 
 }  // namespace goat

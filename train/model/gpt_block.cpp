@@ -6,14 +6,14 @@ namespace goat {
 
 namespace {
 
-// What one block keeps for backward besides the residual stream at its entry.
+// The tensors that one block saves for backward, besides the residual stream at its entry.
 struct GptActivations {
   Tensor norm1;  // [N, C]
   AttentionActivations attention;
-  Tensor residual;  // [N, C] the stream between the sub-layers
+  Tensor residual;  // [N, C], the stream between the sub-layers
   Tensor norm2;     // [N, C]
-  Tensor up;        // [N, 4C] before GELU
-  Tensor gelu;      // [N, 4C]; not with recompute = gelu
+  Tensor up;        // [N, 4C], before GELU
+  Tensor gelu;      // [N, 4C]; not planned if recompute = gelu
 
   void plan(const std::string& prefix, const Config& config, BatchShape shape, MemoryPlan& memory) {
     const auto add = [&](const char* name, std::int64_t columns, Tensor& view) {
@@ -79,8 +79,8 @@ class GptBlock final : public Block {
   const Tensor& qkv() const override { return saved_->attention.qkv; }
 
  private:
-  // Everything between norm1 and the last projection. Overwrites shared.branch with the attention output,
-  // whose sum is saved.
+  // Runs everything from attention to GELU. Uses shared.branch for the attention output, which needs no
+  // memory of its own: norm2 saves its sum with the stream in saved_->residual.
   void forward_after_norm1(Device& device, SharedBuffers& shared) {
     attention_.forward(device, shared, saved_->attention, shared.branch, saved_->norm1);
     norm2_.forward(device, saved_->norm2, saved_->residual, shared.branch, stream_);
@@ -96,10 +96,11 @@ class GptBlock final : public Block {
   AttentionLayer attention_;
   NormLayer norm2_;
   LinearLayer up_, down_;
-  std::shared_ptr<GptActivations> saved_;  // shared by all blocks where nothing needs keeping
-  std::shared_ptr<Tensor> entry_;  // [N, C] the stream at the block's entry, once the pending branch is
-                                   // added; one for all unless training
-  Tensor stream_;                  // *entry_, or the embedding in the first block
+  std::shared_ptr<GptActivations> saved_;  // one for all blocks if nothing must be saved
+  // [N, C], the residual stream at the block's entry, including the pending branch. One for each block in
+  // training, otherwise one for all.
+  std::shared_ptr<Tensor> entry_;
+  Tensor stream_;  // *entry_, or the embedding in the first block
 };
 
 }  // namespace

@@ -38,8 +38,8 @@ std::size_t MemoryPlan::total_bytes() const {
   return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0});
 }
 
-// Asking first is kinder than being killed: Linux hands out more memory than there is and ends a program that
-// uses it.
+// Checks before allocating, because Linux may grant more memory than the machine has and kill the program
+// when it uses that memory.
 void MemoryPlan::require_fits(const Device& device, const std::string& advice) const {
   const std::size_t available = device.available_memory();
   if (total_bytes() <= available) return;

@@ -1,4 +1,5 @@
-// MemoryPlan: every tensor of a run is named and sized first, then each category is allocated as one block.
+// MemoryPlan: every tensor of a run is first given a name and a size. Then each category is allocated
+// as one block.
 #pragma once
 
 #include <array>
@@ -18,17 +19,17 @@ const char* name_of(MemoryCategory category);
 
 class MemoryPlan {
  public:
-  // Plans a contiguous tensor. `view` has its shape at once and its data after allocate(); it must stay where
-  // it is until then.
+  // Plans a contiguous tensor. `view` gets its shape at once and its data in allocate(). Until then it
+  // must not move.
   void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape,
            Tensor& view);
 
   std::size_t bytes(MemoryCategory category) const;
   std::size_t total_bytes() const;
 
-  // Allocates everything, zero-filled. Throws std::runtime_error that says which category of what size did
-  // not fit, what its largest tensors are, and what to do: `advice`, a sentence without its full stop. Throws
-  // what allocate() would where the device has too little memory left; allocates nothing.
+  // allocate() allocates everything, filled with zeros. require_fits() allocates nothing: it compares the
+  // plan with the device's available memory. Both throw std::runtime_error if the plan does not fit. The
+  // message gives the size needed, the largest tensors, and `advice`, a sentence without its full stop.
   void require_fits(const Device& device, const std::string& advice) const;
   void allocate(Device& device,
                 const std::string& advice =
@@ -44,7 +45,7 @@ class MemoryPlan {
   MemoryCategory largest_category() const;
   std::string largest_tensors(MemoryCategory category) const;
 
-  std::deque<Entry> entries_;  // a deque: views keep pointers to the names
+  std::deque<Entry> entries_;  // a deque, because views keep pointers to the names
   std::array<std::size_t, memory_categories.size()> bytes_{};
   std::array<DeviceBuffer, memory_categories.size()> blocks_;
 };

@@ -8,8 +8,8 @@
 namespace goat {
 
 namespace {
-// Rows of logits held at a time: a GEMM of few rows is slow, as it repacks the embedding for each chunk. All
-// chunks are of about the same size.
+// Number of rows in a chunk of logits. A GEMM of few rows is slow, because it repacks the embedding for each
+// chunk. All chunks have about the same size.
 std::int64_t head_chunk(const Config& config, BatchShape shape) {
   constexpr std::int64_t chunk_elements = 32 << 20;  // 128 MiB of f32
   constexpr std::int64_t multiple = 64;

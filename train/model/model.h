@@ -15,29 +15,31 @@ namespace goat {
 
 class Model {
  public:
-  // Plans the activations (and, where training, the backward workspace). Call bind() once `memory` is
-  // allocated and before the first pass. With a cache, which must outlive the model, a pass's tokens follow
-  // those that the cache holds, and it holds them as well afterwards.
+  // Plans the activations and, if training, the backward workspace. Call bind() after `memory` is allocated
+  // and before the first pass. With a cache, the tokens of a pass follow the tokens that the cache holds and
+  // are added to it. The cache must outlive the model.
   Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
         MemoryPlan& memory, KvCache* cache = nullptr);
   void bind(Device& device);
 
-  // A micro-batch: B*T inputs and targets (-1: not counted), row-major [B, T].
+  // Loads a micro-batch: B*T inputs and targets, row-major [B, T]. A target of -1 is not counted. Throws
+  // std::invalid_argument if the number of tokens is not B*T.
   void load(Device& device, std::span<const std::int32_t> inputs,
             std::span<const std::int32_t> targets) const;
 
-  void load(Device& device, std::span<const std::int32_t> inputs) const;  // for next_logits
+  void load(Device& device, std::span<const std::int32_t> inputs) const;  // enough for next_logits
 
-  // The logits of the token that follows the loaded input `row` of N -> f32 [1, V].
+  // Runs a pass and returns the logits f32 [1, V] of the token that follows the loaded input `row`, 0 <=
+  // row < N.
   Tensor next_logits(Device& device, std::int64_t row);
-  // Per-token losses of the loaded micro-batch -> losses(), f32 [N].
+  // Computes the loss of each loaded token: losses(), f32 [N].
   void forward(Device& device);
-  // The same, and adds the gradient of token_weight * sum of losses to the parameters' gradients.
+  // Also adds the gradient of token_weight * (sum of losses) to the parameters' gradients.
   void forward_backward(Device& device, float token_weight);
   const Tensor& losses() const { return losses_; }
 
-  // Called in every pass after each block, with the block's index and its q, k, v [B, T, 3, H, d_h] on the
-  // device (Block::qkv). Empty: nobody watches.
+  // If set, the observer is called in every pass after each block, with the block's index and its q, k, v [B,
+  // T, 3, H, d_h] on the device (Block::qkv).
   using AttentionObserver = std::function<void(std::int64_t layer, const Tensor& qkv)>;
   void set_attention_observer(AttentionObserver observer) { attention_observer_ = std::move(observer); }
 
@@ -45,8 +47,8 @@ class Model {
 
  private:
   void run_blocks(Device& device);
-  // The head in chunks of rows, so that logits never exist for all tokens: losses, and where `backward` the
-  // gradient at the final norm's output.
+  // Runs the head in chunks of rows, so that memory never holds the logits of all tokens. Computes the losses
+  // and, if `backward`, the gradient of the final norm's output.
   void run_head(Device& device, float token_weight, bool backward);
 
   BatchShape shape_;
@@ -60,7 +62,7 @@ class Model {
   AttentionObserver attention_observer_;
   Tensor tokens_, targets_;       // i32 [N]
   Tensor embedded_;               // [N, C]
-  Tensor final_stream_, normed_;  // [N, C] residual stream after the last block; its norm
+  Tensor final_stream_, normed_;  // [N, C]: residual stream after the last block; its norm
   Tensor logits_;                 // [chunk, V_p]
   Tensor losses_;                 // f32 [N]
 };

@@ -6,15 +6,15 @@ namespace goat {
 
 namespace {
 constexpr double weight_std = 0.02;
-constexpr double zero_softplus_slope =
-    -30;  // softplus(-30) = 1e-13: no slope, and (unlike a free one) none that could be learned
+// softplus(-30) = 1e-13: practically no slope. Its gradient is as small, so that (unlike a free slope of 0)
+// it cannot be learned.
+constexpr double zero_softplus_slope = -30;
 
 bool has_biases(const Config& config) { return config.model.block == "gpt"; }
-bool has_gate(const Config& config) {
-  return config.model.block == "llama";
-}  // SwiGLU: down(silu(gate) * up)
+// SwiGLU: down(silu(gate) * up)
+bool has_gate(const Config& config) { return config.model.block == "llama"; }
 
-// The positional part of one layer's attention (goat.md "Initialisations"); never decayed.
+// Parameters of the prior in one layer's attention (goat.md "Initialisations"), without weight decay.
 void declare_prior(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const auto& prior = config.prior;
   const std::int64_t heads = config.model.heads, hidden = config.sink_hidden();
@@ -43,8 +43,8 @@ void declare_prior(const Config& config, const std::string& prefix, ParameterSet
   parameters.declare(prefix + "slope", {heads}, false, slope);
 }
 
-// Packed QKV projection [3, H, d_h, C]: q and k fill the first d_c rows of a head, the rest feeds the lanes'
-// slots and stays zero.
+// Packed QKV projection [3, H, d_h, C]. q and k use the first d_c rows of a head. The other rows produce the
+// coordinates that the lanes overwrite, and stay zero.
 void declare_qkv(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const std::int64_t heads = config.model.heads, width = config.model.width, head_dim = config.head_dim(),
                      content = config.content_dim();
@@ -65,7 +65,7 @@ void declare_qkv(const Config& config, const std::string& prefix, ParameterSet& 
   }
 }
 
-// LayerNorm, or RMSNorm (no bias) in llama blocks.
+// LayerNorm, or RMSNorm (without bias) in llama blocks.
 void declare_norm(const Config& config, const std::string& name, ParameterSet& parameters) {
   parameters.declare(name + ".weight", {config.model.width}, false, {.constant = 1});
   if (has_biases(config)) parameters.declare(name + ".bias", {config.model.width}, false, {});

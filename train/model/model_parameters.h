@@ -1,4 +1,4 @@
-// Which parameters a model has: names, shapes, decay and initial values, all in one place.
+// The parameters of a model: names, shapes, weight decay and initial values.
 #pragma once
 
 #include "train/config/config.h"
@@ -12,15 +12,15 @@ std::int64_t padded_vocab(const Config& config);
 void declare_parameters(const Config& config, ParameterSet& parameters);
 
 struct ParameterCounts {
-  std::int64_t trainable = 0;  // what is stored, the prior included
-  std::int64_t prior = 0;      // of these, the prior's
-  std::int64_t full_projections =
-      0;  // the paper's convention: q and k projections of full width, the prior not counted
+  std::int64_t trainable = 0;  // all stored parameters, including the prior's
+  std::int64_t prior = 0;      // the prior's part of `trainable`
+  // Counted as in the paper: q and k projections of full width, without the prior.
+  std::int64_t full_projections = 0;
 };
 ParameterCounts count_parameters(const Config& config);
 
-// 6 N_matmul + 6 L C T: forward and backward, causal attention counted once; N_matmul has the tied head and
-// no embedding lookup.
+// 6 N_matmul + 6 L C T: forward and backward; the causal half of attention is counted. N_matmul includes the
+// tied head, but not the embedding lookup.
 double flops_per_token(const Config& config);
 
 }  // namespace goat

@@ -8,7 +8,7 @@
 namespace goat {
 
 namespace {
-constexpr std::int64_t alignment = 64;  // elements; keeps every parameter on its own 256-byte line
+constexpr std::int64_t alignment = 64;  // elements; every parameter starts at a multiple of 256 bytes
 
 Tensor shaped(const std::vector<std::int64_t>& shape, const char* name) {
   Tensor t = Tensor::contiguous(nullptr, DType::f32, {}, name);
@@ -22,7 +22,7 @@ Tensor shaped(const std::vector<std::int64_t>& shape, const char* name) {
   return t;
 }
 
-// FNV-1a: a fixed 64-bit name for the random stream of a tensor.
+// FNV-1a: a fixed 64-bit number that selects the random stream of a tensor.
 std::uint64_t hash_of(const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
@@ -31,8 +31,8 @@ std::uint64_t hash_of(const std::string& name) {
 
 constexpr std::int64_t piece_elements = 1 << 20;
 
-// Calls visit(first, count, offset) for every run of consecutive elements: `count` elements from row-major
-// index `first` on lie at `offset` of the parameter. Runs are at most a piece long.
+// Calls visit(first, count, offset) for every run of consecutive elements. The `count` elements from
+// row-major index `first` on are at `offset` inside the parameter. A run has at most piece_elements elements.
 template <class Visit>
 void for_each_run(const StoredTensor& tensor, Visit visit) {
   const Tensor& layout = tensor.layout;
@@ -49,7 +49,8 @@ void for_each_run(const StoredTensor& tensor, Visit visit) {
   }
 }
 
-// Elements first .. first + size - 1 of the tensor's initial values; four normals come from one Philox block.
+// Computes elements first .. first + size - 1 of the tensor's initial values. One Philox block gives
+// four normal values.
 void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t first,
                     std::span<float> elements) {
   const Initial& initial = tensor.initial;

@@ -43,8 +43,8 @@ void PriorLayer::fill_tables(Device& device, const SharedBuffers& shared) {
 
 void PriorLayer::forward(Device& device, const SharedBuffers& shared, const Tensor& q, const Tensor& k,
                          float scale) {
-  if (shared.first_position == 0 || !tables_filled_)
-    fill_tables(device, shared);  // once in a generation: it does not change the weights
+  // During a generation the weights do not change, so that the tables are computed once.
+  if (shared.first_position == 0 || !tables_filled_) fill_tables(device, shared);
   device.run(PriorLanesForward{.q = q,
                                .k = k,
                                .alpha = alpha_->value,
