@@ -25,7 +25,7 @@ std::string step_name(std::int64_t step) {
   return name;
 }
 
-// The step of a folder named as step_name names it, else -1.
+// The step in a folder name made by step_name, or -1 for any other name.
 std::int64_t step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   if (!name.starts_with("step_") || name.size() < 13 || name.size() > 23) return -1;
@@ -34,7 +34,7 @@ std::int64_t step_of(const fs::path& folder) {
   return step_name(step) == name ? step : -1;
 }
 
-// Of a program that was killed while it saved or removed a checkpoint.
+// A folder left by a program that was killed while it saved or removed a checkpoint.
 bool is_leftover(const fs::path& folder) { return folder.filename().string().starts_with(".step_"); }
 
 std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters,
@@ -46,7 +46,7 @@ std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters,
   return entries;
 }
 
-// Writes the stored tensors of each of `kinds` (weights, or Adam's m and v) as one file.
+// Writes the stored tensors of each of `kinds` (weights, or Adam's m and v) to one file.
 Manifest::File write_tensors(const fs::path& path, const std::vector<std::string>& prefixes,
                              const std::vector<ParameterSet::Kind>& kinds, std::int64_t step, Device& device,
                              const ParameterSet& parameters) {
@@ -79,7 +79,7 @@ void load_tensors(const fs::path& path, const std::string& prefix, ParameterSet:
   }
 }
 
-// A member of a manifest, checked.
+// Reads a member of a manifest and checks its type.
 template <class T>
 T member(const nlohmann::json& json, const char* name, const std::string& origin) {
   const auto found = json.find(name);
@@ -87,7 +87,7 @@ T member(const nlohmann::json& json, const char* name, const std::string& origin
   if constexpr (std::is_same_v<T, std::string>)
     good = good && found->is_string();
   else if constexpr (std::is_same_v<T, double>)
-    good = good && (found->is_number() || found->is_null());  // null: not a number
+    good = good && (found->is_number() || found->is_null());  // null stands for NaN
   else
     good = good && found->is_number_unsigned() &&
            found->template get<std::uint64_t>() < (std::uint64_t{1} << 62);
@@ -130,7 +130,8 @@ DataRecord data_of(const nlohmann::json& json, const std::string& origin) {
   return data;
 }
 
-// What checkpoints of older versions do not have: they read train.batch sequences a step.
+// Reads the position in the data. Checkpoints of older versions do not store it; they read train.batch
+// sequences a step.
 void read_position(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
   RunState& state = manifest.state;
   if (json.contains("sequences")) {
@@ -150,7 +151,7 @@ void read_position(Manifest& manifest, const nlohmann::json& json, const std::st
     throw DataError(origin + ": 'step' is " + std::to_string(state.step) + "; the file is damaged");
 }
 
-// Compact text, the same for the same values; what is not UTF-8 (a folder's name) is replaced.
+// JSON as text, the same for the same values. Bytes that are not UTF-8 (in a folder's name) are replaced.
 std::string dumped(const nlohmann::json& json, int indent = -1) {
   return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -183,13 +184,13 @@ nlohmann::json manifest_json(const Manifest& manifest) {
 
 std::string manifest_text(const Manifest& manifest) {
   nlohmann::json json = manifest_json(manifest);
-  json["xxh3_64"] = checksum_of(dumped(json));  // of everything else
+  json["xxh3_64"] = checksum_of(dumped(json));  // checksum of all other members
   return dumped(json, 2) + "\n";
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& origin) {
   nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || text.find('\0') != text.npos)  // the library takes a NUL for the end
+  if (!json.is_object() || text.find('\0') != text.npos)  // the library would stop at a NUL
     throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
   if (json.value("format", nlohmann::json()) != manifest_format)
     throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() +
@@ -277,10 +278,10 @@ std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run, Needed nee
 
 fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state,
                          const DataRecord& data, Device& device, const ParameterSet& parameters) {
+  // `replaced` keeps an older checkpoint of the same step (before a resume) until the new one is in place.
   const fs::path folder = run / "checkpoints" / step_name(state.step),
                  unfinished = run / "checkpoints" / ("." + step_name(state.step)),
-                 replaced =
-                     unfinished.string() + replaced_suffix;  // one of the same step, from before a resume
+                 replaced = unfinished.string() + replaced_suffix;
   std::error_code ignored;
   fs::remove_all(unfinished, ignored);
   try {
@@ -324,7 +325,7 @@ void remove_leftovers(const fs::path& run) {
   for (const fs::path& path : leftovers) {
     const std::string name = path.filename().string();
     if (!name.ends_with(replaced_suffix)) continue;
-    // A save was killed between its two renames: the checkpoint that it was about to replace goes back.
+    // A save was killed between its two renames: put the checkpoint back that it was about to replace.
     const fs::path folder = path.parent_path() / name.substr(1, name.size() - 1 - replaced_suffix.size());
     if (!fs::exists(folder, error)) fs::rename(path, folder, error);
   }
@@ -338,14 +339,14 @@ void remove_old_checkpoints(const fs::path& run, std::int64_t keep, std::int64_t
   std::error_code error;
   std::int64_t newer = 0;
   for (const fs::path& folder : checkpoint_folders(run)) {
-    if (step_of(folder) > step_of(newest)) continue;  // damaged, or a resume would have begun there
+    if (step_of(folder) > step_of(newest)) continue;  // damaged: a resume would have used it
     if (!fs::exists(folder / manifest_file, error)) continue;
     if (folder != newest && std::ranges::count(damaged, folder) > 0) continue;
     const bool is_recent = newer++ < keep;
     const bool is_milestone = milestone > 0 && step_of(folder) % milestone == 0;
     if (is_recent || is_milestone) continue;
-    const fs::path hidden =
-        folder.parent_path() / ("." + folder.filename().string());  // a step_* folder is never half removed
+    // The folder is renamed first, so that no step_* folder is ever half removed.
+    const fs::path hidden = folder.parent_path() / ("." + folder.filename().string());
     fs::rename(folder, hidden, error);
     if (!error) fs::remove_all(hidden, error);
   }

@@ -16,8 +16,8 @@ Config config_of(const FoundCheckpoint& checkpoint) {
   return config;
 }
 
-// The same config with values in the place of the zeros that mean "by default": 0 and that value are the
-// same.
+// The same config with explicit values instead of the zeros that mean "default". Then a zero and the value
+// that it stands for compare as equal.
 Config with_defaults(Config config) {
   config.model.ff_width = config.ff_width();
   config.prior.lane_dim = config.lane_dim();

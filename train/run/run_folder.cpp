@@ -17,13 +17,15 @@ namespace {
 constexpr const char* config_file = "config.toml";
 constexpr const char* metrics_file = "metrics.jsonl";
 constexpr const char* summary_file = "summary.json";
-const std::string moving_aside = std::string(replaced_run) + ".partial";  // until all of it has been moved
+// Exists until all entries of the old run have been moved.
+const std::string moving_aside = std::string(replaced_run) + ".partial";
 
-// What a run writes, config.toml first.
+// The entries that a run writes; config.toml comes first.
 constexpr std::array run_entries = {config_file, metrics_file, summary_file, "checkpoints",
                                     "figures",   "analysis",   "tokenizer"};
 
-// Bytes of metrics.jsonl up to and with the last whole line of a step that the checkpoint holds.
+// Length of metrics.jsonl in bytes, up to and including the last complete line whose step
+// the checkpoint includes.
 std::uint64_t metrics_up_to(const fs::path& path, std::int64_t step) {
   if (!fs::exists(path)) return 0;
   std::ifstream file(path, std::ios::binary);
@@ -45,13 +47,13 @@ bool is_empty_file(const fs::path& path) {
   return fs::file_size(path, none) == 0 && !none;
 }
 
-// Whether a step or a checkpoint of a run is here.
+// Whether the folder holds a step or a checkpoint of a run.
 bool holds_progress(const fs::path& path) {
   return (is_there(path / metrics_file) && !is_empty_file(path / metrics_file)) ||
          !checkpoint_folders(path).empty();
 }
 
-// What a start that was killed may leave, and folders without anything in them.
+// Whether the entry may be left over from a start that was killed, or is an empty folder.
 bool is_leftover(const fs::directory_entry& entry) {
   const fs::path name = entry.path().filename();
   return name.extension() == ".partial" || name == RunLock::file_name || name == replaced_run ||
@@ -71,12 +73,12 @@ bool is_a_config(const fs::path& path) {
   }
 }
 
-// A config of ours without a step is no run: a start that was killed has left it, or somebody put it there to
-// train in this folder.
+// A folder with a valid config but without a step is not a run. A start that was killed may have left the
+// config, or somebody put it there to train in this folder.
 Content content_of(const fs::path& path) {
   if (!fs::exists(path)) return Content::nothing;
   if (!fs::is_directory(path)) throw ConfigError("--out " + path.string() + ": exists and is not a folder");
-  if (is_there(path / moving_aside)) return Content::run;  // see take_back_old_run
+  if (is_there(path / moving_aside)) return Content::run;  // take_back_old_run moves it back
   if (holds_progress(path)) return is_there(path / config_file) ? Content::run : Content::something_else;
   if (is_there(path / replaced_run)) return Content::run;
   const bool vacant = std::ranges::all_of(fs::directory_iterator(path), [](const fs::directory_entry& entry) {
@@ -117,8 +119,8 @@ void remove_entries(const fs::path& path) {
   for (const char* name : run_entries) fs::remove_all(path / name);
 }
 
-// A run that an --overwrite moved aside, wholly or in part, goes back to its place if the program was killed
-// before the new run had anything of its own.
+// Moves the run back that an --overwrite moved aside, completely or in part, if the program was killed before
+// the new run had anything of its own.
 void take_back_old_run(const fs::path& path) {
   if (is_there(path / moving_aside)) {
     move_entries(path / moving_aside, path);
@@ -129,7 +131,8 @@ void take_back_old_run(const fs::path& path) {
     fs::remove_all(path / replaced_run);
   }
 }
-// A config.toml that somebody put into an empty folder may have comments: it stays beside the resolved one.
+// Keeps the config.toml that somebody put into an empty folder, because it may have comments: renames
+// it to config.toml.before.
 void set_config_aside(const fs::path& path, const std::string& resolved) {
   const fs::path config = path / config_file;
   if (is_there(config) && read_small_file(config) != resolved)
@@ -143,11 +146,12 @@ RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
     make_folder();
     lock_.emplace(path);
     take_back_old_run(path);
-    refuse_what_is_there(path, existing);  // again: it may have changed before it was locked
+    refuse_what_is_there(path, existing);  // again, because it may have changed before it was locked
     fresh_ = content_of(path) == Content::nothing;
     overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
     if (existing == ExistingRun::resume) {
-      remove_leftovers(path);  // here too: a run that had reached its end saves nothing more
+      // A run that has already ended saves nothing more, so that leftovers must be removed here.
+      remove_leftovers(path);
       resumed_ = checkpoint_to_resume(path);
     }
   } catch (...) {
@@ -181,12 +185,15 @@ void RunFolder::establish(const Config& config) {
   if (overwrite_) move_old_run_aside();
   if (fresh_) set_config_aside(path_, to_toml(config));
   try {
-    write_file_atomically(path_ / config_file, to_toml(config));  // first: it marks the folder as a run
-    fs::remove(path_ / summary_file);  // of the run's earlier end, if it is resumed
+    // config.toml comes first, because it marks the folder as a run.
+    write_file_atomically(path_ / config_file, to_toml(config));
+    // A resumed run may have a summary from its earlier end.
+    fs::remove(path_ / summary_file);
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
     metrics_.emplace(path_ / metrics_file, metrics_bytes);
-    if (config.data.source == "shards")  // for sampling later, wherever the data have gone
+    // Sampling needs the tokenizer later, even if the data have moved.
+    if (config.data.source == "shards")
       remember_tokenizer(path_, find_tokenizer(path_, RunPaths(path_, ""), config.data.train));
   } catch (...) {
     if (fresh_ || overwrite_) remove_entries(path_);
@@ -195,8 +202,8 @@ void RunFolder::establish(const Config& config) {
   }
 }
 
-// Where an earlier --overwrite was killed before its first checkpoint, the run that it replaced is aside
-// already: that one is kept, and what the killed one began goes.
+// If an earlier --overwrite was killed before its first checkpoint, the run that it replaced is already
+// aside. In that case this run stays aside, and what the killed program began is removed.
 void RunFolder::move_old_run_aside() {
   if (is_there(path_ / replaced_run) && checkpoint_folders(path_).empty()) return remove_entries(path_);
   fs::remove_all(path_ / replaced_run);

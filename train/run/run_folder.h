@@ -14,20 +14,21 @@
 
 namespace goat {
 
-// What to do where the folder already holds a run.
+// What to do if the folder already holds a run.
 enum class ExistingRun { refuse, resume, overwrite };
 
-// What an --overwrite replaces stays here, a run folder of its own, until the new run has a checkpoint.
+// An --overwrite moves the old run to this subfolder, which is a run folder itself. It stays there until the
+// new run has a checkpoint.
 inline constexpr const char* replaced_run = ".replaced";
 
-// A folder that a run is about to be trained in. Until establish() no run in it changes,
-// and a start that fails leaves no trace.
+// A folder in which a run is about to be trained. Before establish() no run in it changes, and a start that
+// fails leaves no trace.
 class RunFolder {
  public:
-  // Locks the folder, which is made where there is none, and finds the checkpoint to resume from. Throws
-  // ConfigError where another process trains there, where the folder holds something that is no run, or a run
-  // and `existing` is refuse; DataError where none of the checkpoints to resume from can be used. With resume
-  // and no checkpoint at all the run starts from its beginning.
+  // Makes the folder if there is none, locks it, and finds the checkpoint to resume from. Throws ConfigError
+  // if another process trains there, if the folder holds something that is not a run, or if it holds a run
+  // and `existing` is refuse. Throws DataError if there are checkpoints to resume from but none can be used.
+  // With `resume` and no checkpoint at all the run starts from its beginning.
   RunFolder(const std::filesystem::path& path, ExistingRun existing);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -37,17 +38,17 @@ class RunFolder {
   // The checkpoint to continue from; nullopt for a new run.
   const std::optional<FoundCheckpoint>& resumed() const { return resumed_; }
 
-  // From here on the folder is this run's, once it has something to keep (its first step): moves a run that
-  // is overwritten aside, writes config.toml and opens metrics.jsonl, less the lines after the resumed
-  // checkpoint.
+  // Makes the folder this run's; called once the run has something to keep (its first step). Moves a
+  // run that is overwritten aside, writes config.toml, opens metrics.jsonl and removes its lines after
+  // the resumed checkpoint.
   void establish(const Config& config);
   bool established() const { return metrics_.has_value(); }
 
   // These need an established folder.
   void log_metrics(const nlohmann::json& line);
   void write_summary(const nlohmann::json& summary) const;
-  void require_in_place() const;  // throws std::runtime_error where the folder has gone elsewhere
-  void checkpoint_stands();       // what was moved aside is removed
+  void require_in_place() const;  // throws std::runtime_error if the folder has been moved
+  void checkpoint_stands();       // call after the first checkpoint: removes what was moved aside
 
  private:
   void make_folder();
@@ -55,19 +56,19 @@ class RunFolder {
   void move_old_run_aside();
 
   std::filesystem::path path_;
-  std::vector<std::filesystem::path> made_;  // folders that were not there before, outermost first
+  std::vector<std::filesystem::path> made_;  // folders that this object made, outermost first
   std::optional<RunLock> lock_;
-  bool fresh_ = false;      // there was no run
-  bool overwrite_ = false;  // the run that is there goes
+  bool fresh_ = false;      // the folder held no run
+  bool overwrite_ = false;  // the run in the folder is replaced
   std::optional<FoundCheckpoint> resumed_;
   std::optional<LineLog> metrics_;
 };
 
-// config.toml of the run in a folder, also where an --overwrite that was killed has set it aside; empty where
+// config.toml of the run in a folder, even if an --overwrite that was killed has moved it aside. Empty if
 // there is none.
 std::filesystem::path config_of_run(const std::filesystem::path& path);
 
-// "new", or what a run folder holds, for --dry-run.
+// "new", or a description of what the folder holds, for --dry-run.
 std::string describe_run_folder(const std::filesystem::path& path);
 
 }  // namespace goat

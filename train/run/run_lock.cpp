@@ -39,7 +39,7 @@ std::string contents(int file) {
   return line.substr(0, line.find('\n'));
 }
 
-// Whether the open file is still the one of this name: its last holder may have removed it meanwhile.
+// Whether the path still names the open file: its last holder may have removed it since.
 bool is_named(int file, const fs::path& path) {
   struct stat opened {
   }, named{};
@@ -72,12 +72,12 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / file_name) {
   }
   const std::string line = this_process() + "\n";
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, line.data(), line.size(), 0) < 0) {
-    // The lock holds without its text: a full disk must not keep a run from starting.
+    // The lock works without its text: a full disk must not keep a run from starting.
   }
 }
 
 RunLock::~RunLock() {
-  if (in_place()) ::unlink(path_.c_str());  // while it is locked: nobody else can hold it
+  if (in_place()) ::unlink(path_.c_str());  // still locked, so that nobody else can hold it
   ::close(file_);
 }
 

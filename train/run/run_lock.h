@@ -1,4 +1,4 @@
-// RunLock: one process at a time trains in a run's folder.
+// RunLock: only one process at a time trains in a run's folder.
 #pragma once
 
 #include <filesystem>
@@ -7,23 +7,23 @@
 
 namespace goat {
 
-// Holds FOLDER/.lock with flock(2), which the system gives back when the process ends, however it ends. The
-// file names the holder's process and host.
+// Locks FOLDER/.lock with flock(2). The system releases the lock when the process ends for any reason. The
+// file names the process and host that hold the lock.
 class RunLock {
  public:
-  // Throws ConfigError that names the holder where another process has the lock, std::runtime_error where the
-  // file cannot be made. On a file system without locks the file alone is the lock: one that an ended process
-  // has left must be removed by hand, which the error says.
+  // Throws ConfigError, naming the holder, if another process has the lock, and std::runtime_error if the
+  // file cannot be made. On a file system without locks the existence of the file is the lock. There, a file
+  // that a dead process left behind must be removed by hand; the error says so.
   explicit RunLock(const std::filesystem::path& folder);
-  ~RunLock();  // removes the file, unless the folder has gone elsewhere
+  ~RunLock();  // removes the file, unless the folder has been moved
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  // Whether the lock still stands in the folder: the folder may have been moved, or removed and made again.
+  // Whether the lock file is still in the folder. The folder may have been moved, or removed and made again.
   bool in_place() const;
 
   static constexpr const char* file_name = ".lock";
-  // "process 4711 on host gpu-3" where somebody holds the lock now.
+  // "process 4711 on host gpu-3" if a process holds the lock now.
   static std::optional<std::string> holder(const std::filesystem::path& folder);
 
  private:

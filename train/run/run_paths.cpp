@@ -7,7 +7,7 @@ namespace goat {
 namespace fs = std::filesystem;
 
 namespace {
-// `folder` as a part of a glob pattern that means itself.
+// Escapes the special characters of `folder`, so that it matches only itself in a glob pattern.
 std::string escaped(const std::string& folder) {
   std::string pattern;
   for (const char c : folder) {

@@ -1,4 +1,4 @@
-// RunPaths: where the relative paths in a run's config lead, from whatever folder the run is looked at.
+// RunPaths: finds the files that the relative paths in a run's config mean, from any current folder.
 #pragma once
 
 #include <filesystem>
@@ -9,16 +9,16 @@ namespace goat {
 
 class RunPaths {
  public:
-  // A relative path is looked for in the current folder, then in `working_folder`, where the run was started
-  // (empty: not known), then in the folders above the run, the nearest first.
+  // Searches a relative path in the current folder, then in `working_folder`, where the run was started
+  // (empty: unknown), then in the folders above the run, the nearest first.
   RunPaths(const std::filesystem::path& run, const std::string& working_folder);
 
-  // `pattern` (see files_matching) as it is to be used from the current folder: that of the first folder
-  // where a file matches; itself where none does.
+  // `pattern` (see files_matching) as seen from the current folder, relative to the first searched folder in
+  // which a file matches. Returns `pattern` itself if no file matches.
   std::string locate(const std::string& pattern) const;
 
-  // Where `pattern` was looked for, for a message: ", in the current folder, /work (where the run was
-  // started) and the folders above /work/runs/a"; empty for an absolute one.
+  // The searched folders, for a message: ", in the current folder, /work (where the run was started) and the
+  // folders above /work/runs/a". Empty for an absolute pattern.
   std::string searched(const std::string& pattern) const;
 
  private:

@@ -1,4 +1,4 @@
-// Where a run keeps, or can find, the files of its tokenizer.
+// Finds and keeps the files of a run's tokenizer.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,13 @@
 
 namespace goat {
 
-// The folder with GPT-2's vocab.bpe and encoder.json: RUN/tokenizer, else tokenizer/ beside a training shard
-// (`training`, the config's data.train). Empty where neither has them.
+// The folder with GPT-2's vocab.bpe and encoder.json: RUN/tokenizer, otherwise tokenizer/ beside a training
+// shard (`training` is the config's data.train). Empty if neither has them.
 std::filesystem::path find_tokenizer(const std::filesystem::path& run, const RunPaths& paths,
                                      const std::string& training);
 
-// Copies the two files of `folder` into RUN/tokenizer, unless they are there. Where they cannot be copied,
-// the run stays without them; nobody is told.
+// Copies the two files of `folder` to RUN/tokenizer, unless they are there. If they cannot be copied, the run
+// goes on without them and without a message.
 void remember_tokenizer(const std::filesystem::path& run, const std::filesystem::path& folder);
 
 }  // namespace goat

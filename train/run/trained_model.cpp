@@ -17,7 +17,7 @@ namespace {
 
 fs::path normal(const fs::path& path) {
   fs::path result = fs::absolute(path).lexically_normal();
-  return result.has_filename() ? result : result.parent_path();  // without a slash at the end
+  return result.has_filename() ? result : result.parent_path();  // without a trailing slash
 }
 
 // The newest complete checkpoint of a run.
@@ -34,7 +34,7 @@ FoundCheckpoint newest_of(const fs::path& run) {
                                       : ""));
 }
 
-// The checkpoint that `path` means, verified.
+// The verified checkpoint that `path` refers to.
 FoundCheckpoint checkpoint_of(const fs::path& path) {
   if (!fs::exists(path)) fail(path, "no such file or folder");
   const bool folder = fs::is_directory(path);
@@ -46,7 +46,7 @@ FoundCheckpoint checkpoint_of(const fs::path& path) {
   return {checkpoint, verify_checkpoint(checkpoint, Needed::model)};
 }
 
-// RUN of RUN/checkpoints/step_*, also where that is reached through a link; else the checkpoint's own folder.
+// RUN of RUN/checkpoints/step_*, even if reached through a link; otherwise the checkpoint's own folder.
 fs::path run_of(const fs::path& checkpoint) {
   for (const fs::path& folder : {checkpoint, fs::canonical(checkpoint)})
     if (folder.parent_path().filename() == "checkpoints") return folder.parent_path().parent_path();

@@ -1,4 +1,4 @@
-// A trained model opened from a run for use by eval, analyze and sample.
+// TrainedModel: a model opened from a run, for eval, analyze and sample.
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,14 @@ namespace goat {
 
 class TrainedModel {
  public:
-  // `path`: a run folder (its newest complete checkpoint; each newer one that is not is reported on stderr),
-  // a folder with model.safetensors and state.json (a step_* folder, or one that was passed on), or that
-  // model.safetensors. Loads the weights onto the device. Throws DataError that names the file, tensor and
-  // shape where something does not fit.
+  // `path` is one of: a run folder, which means its newest complete checkpoint (newer incomplete ones are
+  // reported on stderr); a folder with model.safetensors and state.json (a step_* folder, or one that was
+  // passed on); or that model.safetensors. Loads the weights onto the device. Throws DataError that names the
+  // file, tensor and shape that does not fit.
   TrainedModel(const std::filesystem::path& path, Device& device);
 
   const Config& config() const { return config_; }
-  // The run's folder; the checkpoint's own where that is not RUN/checkpoints/step_*.
+  // The run's folder, or the checkpoint's own folder if it is not RUN/checkpoints/step_*.
   const std::filesystem::path& run() const { return run_; }
   const std::filesystem::path& checkpoint() const { return checkpoint_; }  // .../checkpoints/step_00000800
   std::int64_t step() const { return step_; }

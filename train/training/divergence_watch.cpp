@@ -11,7 +11,7 @@ DivergenceWatch::DivergenceWatch(std::int64_t vocab, double best)
     : uniform_(std::log(static_cast<double>(vocab))), best_(best) {}
 
 std::optional<std::string> DivergenceWatch::add(double loss) {
-  if (!std::isfinite(loss)) return std::nullopt;  // such steps are skipped, and said to be
+  if (!std::isfinite(loss)) return std::nullopt;  // the update is skipped and reported
   latest_.push_back(loss);
   if (latest_.size() > window) latest_.pop_front();
   if (latest_.size() < window) return std::nullopt;

@@ -1,4 +1,4 @@
-// DivergenceWatch: notices a loss that stays high although every number is finite.
+// DivergenceWatch: notices that the loss stays high although every number is finite.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,18 @@
 
 namespace goat {
 
-// Looks at the losses of the latest `window` steps: a run diverges where all of them are more than `margin`
-// nats above the loss of a uniform guess, ln V, or above the lowest mean of a window so far.
+// Looks at the losses of the latest `window` steps. A run diverges if each of them is more than `margin` nats
+// above ln V, the loss of a uniform guess, or above the lowest window mean so far.
 class DivergenceWatch {
  public:
   static constexpr std::size_t window = 10;
   static constexpr double margin = 1;  // nats
 
-  // `best` is the lowest mean of a window of the run so far; not a number where there is none.
+  // `best` is the run's lowest window mean so far, or NaN if there is none.
   DivergenceWatch(std::int64_t vocab, double best);
 
-  // A sentence where the run begins to diverge with this loss; once, until it has recovered.
+  // Adds a loss. Returns a message if the run begins to diverge with this loss. There is no second message
+  // until the run has recovered.
   std::optional<std::string> add(double loss);
   double best() const { return best_; }
 

@@ -75,8 +75,8 @@ void Progress::print_line(const StepRecord& record) {
   since_line_ = {};
 }
 
-// What matters most comes first: the line is cut at the terminal's width, as one that wraps could not be
-// drawn over.
+// The line is cut at the terminal's width, because a wrapped line could not be overwritten. Therefore the
+// most important values come first.
 void Progress::draw_bar(const StepRecord& record) {
   constexpr std::int64_t width = 16;
   const auto filled = static_cast<std::size_t>(width * record.step / steps_);

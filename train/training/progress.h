@@ -1,4 +1,4 @@
-// Progress: the lines a person watches while a run trains.
+// Progress: shows the progress of a training run to the user.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,21 @@ struct StepRecord {
   double seconds = 0;
 };
 
-// Lines on stdout, or where stderr is a terminal a bar there (and lines too, if stdout goes elsewhere). Both
-// tell mean loss and speed since the previous line or drawing, and the time left; the first step, which pays
-// for page faults and library set-up, is left out of that estimate.
+// Prints lines on stdout. If stderr is a terminal, it draws a bar there instead, and prints lines as well
+// only if stdout is not a terminal. Both show the mean loss and the speed since the previous line or
+// drawing, and the time left. That estimate leaves out the first step, which is slower because of page
+// faults and library set-up.
 class Progress {
  public:
   Progress(std::int64_t steps, std::int64_t interval, double flops_per_token);
-  // Counts the step; tells of the first step, every `interval` steps, and the last one. The bar is also drawn
-  // in between, a few times a second.
+  // Counts the step. Prints a line after the first step, every `interval` steps, and after the last one. The
+  // bar is also drawn in between, a few times a second.
   void report(const StepRecord& record);
-  // Wipes the bar, so that something else can be printed.
+  // Erases the bar, so that something else can be printed.
   void clear();
 
  private:
-  // Sums since something was told.
+  // Sums since the last line or drawing.
   struct Interval {
     std::int64_t steps = 0, tokens = 0;
     double loss = 0, seconds = 0;

@@ -20,7 +20,8 @@ std::unique_ptr<TokenSource> open_copy_mixture(const Config& config, bool valida
                          .validation = validation});
 }
 
-// The folder in which prepare.py would make shards that `pattern` matches; empty where that cannot be told.
+// The folder where prepare.py must write shards so that `pattern` matches them. Empty if the pattern does
+// not determine it.
 std::string folder_to_prepare(const std::string& pattern) {
   const std::filesystem::path path(pattern);
   const std::string folder = path.parent_path().string(), file = path.filename().string();
@@ -31,7 +32,7 @@ std::string folder_to_prepare(const std::string& pattern) {
   return folder.empty() ? "." : folder.find(' ') == std::string::npos ? folder : "'" + folder + "'";
 }
 
-// The command that makes shards for this config where `pattern` looks for them.
+// The command that makes shards for this config that `pattern` matches.
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
   const std::string check = "check data.train and data.val (relative paths begin in the current folder)";

@@ -1,4 +1,4 @@
-// The data sources a config asks for.
+// The data sources of a config.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@
 
 namespace goat {
 
-// Throws DataError where the data cannot be used.
+// These throw DataError if the data cannot be used.
 std::unique_ptr<TokenSource> open_training_source(const Config& config);
-std::unique_ptr<TokenSource> open_validation_source(const Config& config);  // null where the config has none
+std::unique_ptr<TokenSource> open_validation_source(const Config& config);  // null if the config has none
 
-// The tokenizer that a vocabulary of this size is most likely of: "bytes", "gpt2", or empty where it is
-// neither's.
+// The tokenizer that the vocabulary size suggests: "bytes", "gpt2", or empty if it suggests neither.
 std::string assumed_tokenizer(const Config& config);
 
-// Which tokenizer made the tokens of shards, and how that is known, for people.
+// The tokenizer that made the shards and how this is known, as text for the user.
 std::string tokenizer_text(const Config& config, const TokenSource& data);
 
-// To evaluate a trained model on, whatever the config's section [eval]: the shards of `files` if there are
-// any, in this order, else the validation data; null where the config has none.
+// The source for evaluating a trained model, whatever the section [eval] of the config says: the
+// shards of `files` in this order if there are any, otherwise the validation data. Null if the config
+// has no validation data.
 std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
                                                     const std::vector<std::string>& files);
 

@@ -1,4 +1,4 @@
-// SpikeFilter: which loss and gradient norm are too far from the latest ones to be trusted (train.spike_z).
+// SpikeFilter: limits above which a loss or gradient norm counts as a spike (train.spike_z).
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace goat {
 
-// A window of the losses and gradient norms of applied updates. The limit is mean + z standard deviations of
-// the window, and none until the window is full. What was skipped never enters, so that neither a NaN nor a
-// spike moves the limits.
+// Keeps the losses and gradient norms of the latest applied updates. The limit is their mean + z standard
+// deviations. There is no limit until the window is full. Skipped updates are not added, so that neither NaN
+// nor a spike changes the limits.
 class SpikeFilter {
  public:
-  // The window of a checkpoint: alternating loss and gradient norm, oldest first.
+  // `values`: the window saved in a checkpoint, as alternating loss and gradient norm, oldest first.
   SpikeFilter(double z, std::int64_t window, std::vector<double> values = {});
 
   void add(double loss, double grad_norm);

@@ -1,7 +1,7 @@
 // SIGTERM, SIGINT, SIGHUP (a closed terminal) and SIGUSR1 (Slurm's warning) ask a training run to finish its
-// step, save and stop. Another one ends the program at once, unless it follows within a second or two (shells
-// and `timeout` send the same request twice) or is a SIGHUP. A signal that the program was started to ignore
-// (nohup) stays ignored.
+// step, save and stop. A second signal ends the program at once, with two exceptions: a SIGHUP, and a signal
+// within a second or two of the first, because shells and `timeout` send the same request twice. A signal
+// that was ignored when the program started (nohup) stays ignored.
 #pragma once
 
 namespace goat {

@@ -44,7 +44,8 @@ std::int64_t steps_of_run(const Config& config, const RunState& state) {
 }
 
 namespace {
-// The largest divisor of the batch below the present micro-batch whose plan fits.
+// The largest divisor of the batch that is below the present micro-batch and whose plan fits, as advice
+// to the user.
 std::string smaller_micro_batch(Config config, std::size_t available) {
   for (std::int64_t size = config.micro_batch() - 1; size >= 1; --size) {
     if (config.train.batch % size != 0) continue;
@@ -170,7 +171,7 @@ std::optional<double> Trainer::validate() {
   return state_.validation_loss;
 }
 
-// The sequences of the step that begins with sequence `first`.
+// Reads the sequences of the step whose first sequence is `first`.
 void Trainer::read_step(std::int64_t first) {
   const auto length = static_cast<std::size_t>(config_.data.seq_len);
   const std::span inputs(inputs_), targets(targets_);

@@ -1,5 +1,5 @@
-// Trainer: training steps (micro-batches, clip, AdamW) and validation, over a model, its parameters and a
-// data source; owns the state of the run.
+// Trainer: training steps (micro-batches, clipping, AdamW) and validation for a model, its parameters and a
+// data source. It owns the state of the run.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace goat {
 
-// Whether this build has the blocks of the config. Where not, a TrainingPlan throws ConfigError.
+// Whether this build implements the blocks of the config. If not, TrainingPlan throws ConfigError.
 bool can_train(const Config& config);
 
-// Everything a training run keeps in device memory, planned but not allocated. Immovable: the plan knows
-// where its tensors are.
+// Everything that a training run keeps in device memory, planned but not allocated. It must not move, because
+// the plan points to its tensors.
 struct TrainingPlan {
   explicit TrainingPlan(const Config& config);
   TrainingPlan(const TrainingPlan&) = delete;
@@ -31,10 +31,10 @@ struct TrainingPlan {
   Tensor state;  // one StepState
 };
 
-// What one step did.
+// The result of one step.
 struct StepResult {
   StepState scalars;
-  std::int64_t first_sequence = 0;  // of the training source, of those that the step read
+  std::int64_t first_sequence = 0;  // index of the step's first sequence in the training source
   std::int64_t sequences = 0;
   std::int64_t tokens = 0;
   double seconds = 0;
@@ -43,30 +43,34 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Plans the memory; nothing is allocated yet. `validation` may be null; `state` is that of the checkpoint
-  // that the run continues from.
+  // Plans the memory, but does not allocate it. `validation` may be null. `state` is the state in the
+  // checkpoint from which the run continues.
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
           const RunState& state = {});
 
-  void require_memory() const;  // throws if the plan does not fit, naming the largest micro-batch that does
-  void allocate();              // everything that was planned; then one of these:
-  void initialize();            // draws the initial weights
-  void restore(const std::filesystem::path& checkpoint);  // reads weights and moments; throws DataError
+  // Throws std::runtime_error if the plan does not fit. The message names the largest micro-batch that fits.
+  void require_memory() const;
+  void allocate();    // then call initialize() or restore()
+  void initialize();  // draws the initial weights
+  // Reads weights and moments. Throws DataError.
+  void restore(const std::filesystem::path& checkpoint);
 
-  // The run's next step, on the next train.batch sequences of the training source. The loss and its gradient
-  // are means over the step's counted targets. Throws DataError, and what the device throws.
+  // Runs the next step of the run, on the next train.batch sequences of the training source. The loss and its
+  // gradient are means over the step's counted targets. Throws DataError, and what the device throws.
   StepResult step();
 
-  // Mean loss, nats a token, over the first eval.tokens tokens of the validation source, in whole sequences
-  // (at least one, fewer where it ends). nullopt where there is none.
+  // Mean loss in nats per token over the first eval.tokens tokens of the validation source, in whole
+  // sequences: at least one, fewer if the source ends earlier. nullopt if there is no validation source.
   std::optional<double> validate();
 
-  // What the steps so far have reached, as a checkpoint remembers it.
+  // The state after the steps so far, as a checkpoint stores it.
   const RunState& state() const { return state_; }
-  // Steps of the whole run. Where its length is given in tokens, those trained already count as they were.
+  // Number of steps of the whole run. If the run's length is set in tokens, the steps already done count the
+  // tokens that they really read.
   std::int64_t steps() const { return steps_; }
   bool finished() const { return state_.step >= steps_; }
-  // Whether weights, moments and state() belong together. They do not if a step broke off in its update.
+  // Whether weights, moments and state() belong together. They do not after a step that failed
+  // during its update.
   bool consistent() const { return consistent_; }
 
   const ParameterSet& parameters() const { return plan_.parameters; }
@@ -91,7 +95,8 @@ class Trainer {
   std::vector<std::int32_t> inputs_, targets_;  // [batch, T] of a step
 };
 
-// Steps of the whole run that `state` has come to: train.steps, or those that train.tokens still take.
+// Number of steps of the whole run, seen from `state`: train.steps, or the steps done plus those that the
+// rest of train.tokens needs.
 std::int64_t steps_of_run(const Config& config, const RunState& state);
 
 }  // namespace goat

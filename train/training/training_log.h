@@ -1,5 +1,5 @@
-// TrainingLog: what a training run tells: the announcement, progress lines, metrics.jsonl, warnings and
-// summary.json.
+// TrainingLog: the output of a training run: announcement, progress lines, metrics.jsonl,
+// warnings and summary.json.
 #pragma once
 
 #include <optional>
@@ -19,18 +19,18 @@ class TrainingLog {
  public:
   TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer);
 
-  // Before the first step; `why` is the reason for the device.
+  // Prints the settings before the first step. `why` is the reason for choosing the device.
   void announce(const std::string& why, const TokenSource& data) const;
   void saved(const std::filesystem::path& checkpoint);
-  // Loudly: this checkpoint is missing; `newest` is the one before it, empty where there is none.
+  // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
   void warn(const std::string& what);
-  // After a step of the trainer.
+  // Reports a step of the trainer.
   void step(const StepResult& result, std::optional<double> validation_loss);
-  // At the end: summary.json, and where everything is. `checkpoint` is the last one, empty if it could not be
-  // saved.
+  // Writes summary.json and prints where the model is. `checkpoint` is the last one, or empty if it could
+  // not be saved.
   void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
-  // These say why the run ended early and return the program's exit code.
+  // These report why the run ended early and return the program's exit code.
   int stopped(int signal, bool saved);
   int diverged() const;
 

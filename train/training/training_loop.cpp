@@ -51,7 +51,8 @@ void TrainingLoop::step() {
     if (trainer_.finished() || due(config_.eval.interval, trainer_.state().step))
       validation_loss = trainer_.validate();
   } catch (...) {
-    failure = std::current_exception();  // the step is logged first
+    // The step is logged before the error is thrown again.
+    failure = std::current_exception();
   }
   log_.step(result, validation_loss);
   if (failure) std::rethrow_exception(failure);
@@ -59,7 +60,8 @@ void TrainingLoop::step() {
   if (checkpoint_due(taken.count())) save(true);
 }
 
-// By steps or by time; by time early enough that another step like this one would be too late.
+// A checkpoint is due every checkpoint.interval steps, or if one more step like this one
+// would exceed checkpoint.minutes.
 bool TrainingLoop::checkpoint_due(double step_seconds) const {
   if (due(config_.checkpoint.interval, trainer_.state().step)) return true;
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_at_;

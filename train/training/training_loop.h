@@ -1,5 +1,5 @@
-// TrainingLoop: steps, validations and checkpoints until a run is done. Whatever ends it once a step is done,
-// what was reached is saved first.
+// TrainingLoop: steps, validations and checkpoints until a run ends. If it ends early, the steps done so far
+// are saved first.
 #pragma once
 
 #include <chrono>
@@ -15,13 +15,13 @@ namespace goat {
 
 class TrainingLoop {
  public:
-  // `data` goes into the checkpoints.
+  // `data` is stored in the checkpoints.
   TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder& run, TrainingLog& log,
                DataRecord data);
 
-  // Trains until the run is done, diverges, or a stop signal comes. Returns the exit code. Rethrows what a
-  // step, a validation or the disk throws, as DataError or std::runtime_error, with the newest checkpoint in
-  // its message.
+  // Trains until the run is done, diverges, or a stop signal arrives. Returns the exit code. An error in a
+  // step, in a validation or on the disk is thrown again as DataError or std::runtime_error; the message also
+  // names the newest checkpoint.
   int run(std::optional<double> bayes_optimal_loss);
 
  private:
@@ -38,9 +38,9 @@ class TrainingLoop {
   RunFolder& run_;
   TrainingLog& log_;
   const DataRecord data_;
-  const std::int64_t first_step_;     // steps done before this start
-  std::filesystem::path checkpoint_;  // of the latest step; empty where that step has none
-  std::filesystem::path newest_;      // the latest checkpoint of the run; empty where it has none
+  const std::int64_t first_step_;     // number of steps done before this start
+  std::filesystem::path checkpoint_;  // checkpoint of the latest step; empty if that step has none
+  std::filesystem::path newest_;      // newest checkpoint of the run; empty if there is none
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();
   bool diverged_ = false;
 };
