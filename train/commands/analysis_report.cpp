@@ -21,7 +21,7 @@ T total(const std::vector<T>& values) {
   return std::accumulate(values.begin(), values.end(), T{});
 }
 
-// What the keys of analysis.json mean.
+// The meaning of the keys in analysis.json.
 json definitions() {
   return {
       {"log_prior",
@@ -163,9 +163,9 @@ json to_json(const AnalysisReport& report) {
 }
 
 namespace {
-constexpr std::int64_t most_rows = 64;  // a longer table of heads is left to analysis.json
+constexpr std::int64_t most_rows = 64;  // a table with more rows is only in analysis.json
 
-// "sink            2 of 8: 0.1 3.2" for each kind that occurs.
+// Prints "sink            2 of 8: 0.1 3.2" for each kind that occurs.
 void print_kinds(const PriorReport& prior, std::int64_t heads) {
   std::printf("\nhead kinds (layer.head), by where half or more of the causal prior lies\n");
   for (const PriorKind kind : {PriorKind::sink, PriorKind::previous_token, PriorKind::local,

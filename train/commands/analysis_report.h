@@ -1,4 +1,4 @@
-// The results of `analyze` as analysis.json and as a summary for people.
+// The results of `analyze`, as analysis.json and as a summary for the user.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -26,12 +26,12 @@ struct AnalysisReport {
   std::int64_t step = 0;
   std::int64_t length = 0;
   std::int64_t log_prior_layer = 0, log_prior_head = 0, log_prior_length = 0;
-  std::optional<PriorReport> prior;    // only models with a learned prior
-  std::optional<ProbeReadings> probe;  // only where there are validation data
+  std::optional<PriorReport> prior;    // only for models with a learned prior
+  std::optional<ProbeReadings> probe;  // only if there are validation data
   std::string probe_data;
 };
 
-// Quantities that are no finite number (the spectrum of an all-zero prior) are null.
+// Quantities that are not finite (the spectrum of an all-zero prior) become null.
 nlohmann::json to_json(const AnalysisReport& report);
 void print_summary(const AnalysisReport& report);
 

@@ -27,9 +27,10 @@ namespace goat {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::int64_t longest_log_prior = 4096;       // rows of log_prior.npy: 64 MiB
-constexpr std::int64_t most_sequences = 4;             // of the probe
-constexpr std::int64_t most_probe_tokens = 16 * 1024;  // its cost grows with the square of the length
+constexpr std::int64_t longest_log_prior = 4096;  // rows of log_prior.npy: 64 MiB
+// Limits for the probe, whose cost grows with the square of the length.
+constexpr std::int64_t most_sequences = 4;
+constexpr std::int64_t most_probe_tokens = 16 * 1024;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -50,7 +51,7 @@ void check_options(const AnalyzeOptions& options, const Config& config) {
                       std::to_string(longest_analysis) + " positions");
 }
 
-// A folder that is not there yet is made when there is something to write into it.
+// A folder that does not exist is made later, when there is something to write into it.
 void check_folder(const fs::path& folder) {
   if (fs::exists(folder) && !fs::is_directory(folder))
     throw ConfigError("--out " + folder.string() + ": is not a folder");
@@ -58,7 +59,7 @@ void check_folder(const fs::path& folder) {
     throw ConfigError("--out " + folder.string() + ": cannot be written: " + std::strerror(errno));
 }
 
-// The prior of one layer as the model computes with it.
+// The prior of one layer in the form that the model computes with.
 PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t layer) {
   const Config& config = model.config();
   const auto read = [&](const std::string& name) {
@@ -88,12 +89,12 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
   return weights;
 }
 
-// Of all queries of a head: 1 + 2 + ... + T.
+// Number of keys of all queries of a head: 1 + 2 + ... + T.
 double keys_of(std::int64_t length) {
   return static_cast<double>(length) * static_cast<double>(length + 1) / 2;
 }
 
-// The log-normaliser of every row of every head [L, H, T], and the heads' statistics.
+// Computes the statistics of every head. Returns the log-normaliser of every row of every head, [L, H, T].
 std::vector<double> measure_prior(PriorReport& prior, std::int64_t layers, std::int64_t heads,
                                   std::int64_t length) {
   std::vector<double> log_normaliser(index(layers * heads * length));
@@ -120,7 +121,7 @@ std::vector<double> report_prior(AnalysisReport& report, const TrainedModel& mod
   return measure_prior(prior, layers, heads, report.length);
 }
 
-// Validation sequences of report.length tokens, or null, saying why, where the run has none.
+// Opens validation sequences of `length` tokens. If the run has none, prints the reason and returns null.
 std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const TrainedModel& model,
                                        std::int64_t length) {
   std::string reason = "the run has no validation data (data.val is empty); name shards with --data GLOB";
@@ -135,7 +136,7 @@ std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const Trai
   return nullptr;
 }
 
-// log_normaliser [L, H, T] of the learned prior; empty: the prior is uniform.
+// log_normaliser [L, H, T] of the learned prior. Empty if the prior is uniform.
 void report_probe(AnalysisReport& report, const TrainedModel& model, Device& device, TokenSource& source,
                   const std::vector<double>& log_normaliser) {
   const std::int64_t layers = report.config.model.layers, heads = report.config.model.heads,
@@ -157,7 +158,7 @@ void report_probe(AnalysisReport& report, const TrainedModel& model, Device& dev
                                  [&](std::int64_t keys) { work.add(static_cast<double>(keys)); });
 }
 
-// K [n, n] of one head; -inf at the masked keys j > i.
+// K [n, n] of one head, with -inf at the masked keys j > i.
 std::vector<float> log_prior_matrix(const LogPrior& prior, std::int64_t n) {
   std::vector<float> matrix(index(n * n), -std::numeric_limits<float>::infinity());
   for (std::int64_t i = 0; i < n; ++i)
@@ -165,7 +166,8 @@ std::vector<float> log_prior_matrix(const LogPrior& prior, std::int64_t n) {
   return matrix;
 }
 
-// The files of one analysis. They are written beside those of an earlier one, and take their place together.
+// The files of one analysis. They are written beside the files of an earlier analysis and
+// replace them together.
 class AnalysisFiles {
  public:
   explicit AnalysisFiles(const fs::path& folder) : folder_(folder) {
@@ -184,7 +186,7 @@ class AnalysisFiles {
 
   FileWriter& add(const char* name) { return files_.try_emplace(name, folder_ / name).first->second; }
 
-  // Files of the earlier analysis that this one does not have are removed.
+  // Also removes files of the earlier analysis that this one does not have.
   void commit() {
     for (auto& [name, file] : files_) file.commit();
     std::error_code error;

@@ -1,4 +1,4 @@
-// `analyze`: what the prior of a trained model has learned, as .npy and .json files.
+// `analyze`: writes what the prior of a trained model has learned, as .npy and .json files.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ inline constexpr std::int64_t longest_analysis = 1 << 20;  // positions
 
 struct AnalyzeOptions {
   std::string checkpoint;              // run folder, checkpoint folder or model.safetensors
-  std::string out;                     // folder; empty: RUN/analysis
-  std::optional<std::int64_t> length;  // T; none: the training length
-  std::int64_t layer = 0;              // of log_prior.npy
+  std::string out;                     // output folder; empty: RUN/analysis
+  std::optional<std::int64_t> length;  // T; nullopt: the training length
+  std::int64_t layer = 0;              // layer and head of log_prior.npy
   std::int64_t head = 0;
-  std::vector<std::string>
-      data;  // globs or files of shards for signal_vs_sink; none: the run's validation data
+  // Glob patterns or files of shards for signal_vs_sink. Empty: the run's validation data.
+  std::vector<std::string> data;
 };
 
-// Writes the files and prints where they are and what stands out. Returns the exit code.
+// Writes the files and prints their names and a summary. Returns the exit code.
 int run_analyze(const AnalyzeOptions& options, Device& device);
 
 }  // namespace goat

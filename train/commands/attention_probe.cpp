@@ -37,7 +37,8 @@ QueryReading read_query(std::span<const float> content, const LogPrior& prior, d
   for (std::size_t j = 0; j < keys; ++j) {
     const double log_p = logit[j] - log_sum,
                  log_pi = prior.at(i, static_cast<std::int64_t>(j)) - log_normaliser;
-    if (!(std::abs(log_p - log_pi) <= reading.omega + rounding)) ++reading.violations;  // a NaN counts
+    // Written so that NaN counts.
+    if (!(std::abs(log_p - log_pi) <= reading.omega + rounding)) ++reading.violations;
   }
   return reading;
 }
@@ -57,7 +58,7 @@ namespace {
 // Reads every query of one head of one sequence.
 class HeadProbe {
  public:
-  // qkv: packed [T, 3, H, d_h] of one sequence; the first content_dim coordinates of q and k are content.
+  // qkv: packed [T, 3, H, d_h] of one sequence. The first content_dim coordinates of q and k are the content.
   HeadProbe(const std::vector<float>& qkv, std::int64_t length, std::int64_t heads, std::int64_t head,
             std::int64_t head_dim, std::int64_t content_dim, float scale)
       : length_(length),
@@ -91,8 +92,9 @@ class HeadProbe {
 
  private:
   std::int64_t length_, content_dim_;
-  std::vector<float> q_,
-      k_;  // sigma q [T, d_c]; k transposed [d_c, T], so that a row of logits is built by vectors of keys
+  // q_: sigma q [T, d_c]. k_: k transposed, [d_c, T], so that vector instructions compute the logits of many
+  // keys at once.
+  std::vector<float> q_, k_;
   std::vector<float> content_;
   std::vector<double> scratch_;
 };

@@ -31,9 +31,9 @@ Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or chec
 constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
 constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
 constexpr std::int64_t most_samples = 1'000'000;
-constexpr std::int64_t most_heads = 10'000;  // which of them a model has is checked when it is read
+constexpr std::int64_t most_heads = 10'000;  // whether the model has the head is checked later
 
-// An empty name, of a shell's variable that is not set, must not mean the default.
+// Refuses an empty name. It often comes from an unset shell variable and must not mean the default.
 CLI::Validator name() {
   return {[](const std::string& word) {
             return word.empty() ? std::string("the name is empty; give one, or leave the option out")
@@ -190,7 +190,7 @@ CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   return command;
 }
 
-// ": did you mean --overwrite?" for the first option on the command line that `app` does not know.
+// ": did you mean --overwrite?" for the first option on the command line that `app` does not have.
 std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) known.push_back(option->get_name());
@@ -220,7 +220,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   app.require_subcommand(0, 1);
   app.add_option("--device", line.device, "where to compute (default: auto, the best there is)")
       ->type_name("auto|cuda|cpu|simt");
-  app.fallthrough();  // --device may stand behind the subcommand
+  app.fallthrough();  // allows --device after the subcommand
   app.set_version_flag("--version", version_text, "print commit, compiler, devices and libraries, and stop");
   add_training(app, training);
   const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis),

@@ -1,4 +1,4 @@
-// The command line: subcommands, options, help, and messages for what does not parse.
+// The command line: subcommands, options, help, and error messages.
 #pragma once
 
 #include <optional>
@@ -13,12 +13,12 @@
 namespace goat {
 
 struct TrainOptions {
-  std::string config;                 // preset or .toml file; empty: that of the run that is resumed
+  std::string config;                 // preset or .toml file; empty: the config of the resumed run
   std::vector<std::string> settings;  // section.key=value, in order
   std::string out;
   bool resume = false;
   bool overwrite = false;
-  bool allow_changed_data = false;  // with resume
+  bool allow_changed_data = false;  // only with resume
   bool list_configs = false;
   bool print_config = false;
   bool dry_run = false;
@@ -29,8 +29,8 @@ struct CommandLine {
   std::variant<TrainOptions, EvalOptions, AnalyzeOptions, SampleOptions> command;
 };
 
-// nullopt: nothing to do (--help or --version was printed). Throws ConfigError for anything that does not
-// parse.
+// Returns nullopt if nothing is left to do, because --help or --version was printed. Throws ConfigError if
+// the command line is wrong.
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv);
 
 }  // namespace goat

@@ -1,4 +1,4 @@
-// `--dry-run`: what a run would take and do, without doing it.
+// `--dry-run`: reports what a run would need and do, without training.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +8,9 @@
 
 namespace goat {
 
-// Prints parameter counts, FLOPs a token, memory by category (what the trainer would allocate) and whether
-// the device has it, steps, tokens and epochs, what is in the output folder, and the data, which are opened.
-// Throws DataError where they cannot be used.
+// Prints the number of parameters, FLOPs per token, memory by category (as the trainer would allocate it) and
+// whether the device has enough, steps, tokens and epochs, and the contents of the output folder. Opens the
+// data and describes them. Throws DataError if they cannot be used.
 void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device);
 
 }  // namespace goat

@@ -28,13 +28,14 @@ namespace fs = std::filesystem;
 
 // How the data are cut.
 struct Plan {
-  std::string description;  // of the data, for people
+  std::string description;  // of the data, for the user
   std::vector<Cut> cuts;
-  std::int64_t left_out = 0;    // recut: tokens at the end that no length sees
-  std::int64_t validation = 0;  // the first ones, which validation during training used; 0: not these data
+  std::int64_t left_out = 0;  // recut: number of tokens at the end that no length uses
+  // Number of first tokens that validation during training used. 0 if it used other data.
+  std::int64_t validation = 0;
 };
 
-// The file itself for one length; NAME_512.npy and so on for several.
+// The --per-token file itself if there is one length; NAME_512.npy etc. if there are several.
 fs::path per_token_path(const EvalOptions& options, std::int64_t length) {
   fs::path path = options.per_token;
   if (options.lengths.size() > 1)
@@ -66,7 +67,7 @@ void check_files(const EvalOptions& options) {
   }
 }
 
-// What is wrong with the options whatever the model and the data; the command line has checked each number.
+// Checks the options that do not depend on the model and the data. The command line has checked each number.
 void check_options(const EvalOptions& options) {
   std::set<std::int64_t> seen;
   for (const std::int64_t length : options.lengths)
@@ -80,7 +81,8 @@ void check_options(const EvalOptions& options) {
   check_files(options);
 }
 
-// Tokens of `available` ones that validation during training uses: whole sequences, at least one; 0: none.
+// How many of `available` tokens validation during training uses: whole sequences, at least one. 0 if
+// there is none.
 std::int64_t validation_tokens(const Config& trained, std::int64_t available) {
   const std::int64_t length = trained.data.seq_len;
   if (trained.eval.tokens == 0) return 0;
@@ -121,7 +123,7 @@ Plan make_plan(const EvalOptions& options, const Config& trained, const Evaluati
                         " is less than one sequence of length " + std::to_string(length));
   if (data.generated())
     return generated_plan(options, trained, data.open(lengths.front())->description(), lengths);
-  const auto targets = data.open(1);  // as many sequences as there are tokens to predict
+  const auto targets = data.open(1);  // one sequence per token to predict
   targets->finish_check();
   return shard_plan(options, trained, data.name(), lengths, static_cast<std::int64_t>(targets->sequences()));
 }
@@ -131,11 +133,11 @@ struct Row {
   Cut cut;
   std::int64_t tokens = 0;
   double nll = 0;
-  std::optional<double> bits_per_byte;  // where a token is a byte
-  std::optional<double> bayes_optimal;  // where the best possible loss is known
+  std::optional<double> bits_per_byte;  // only if a token is a byte
+  std::optional<double> bayes_optimal;  // only if the best possible loss is known
 };
 
-// Says how to get the loss of validation during training, unless it is one of those that come.
+// Prints which options give the loss of validation during training, unless these lengths include it.
 void print_validation(const Plan& plan, std::int64_t length) {
   if (plan.validation == 0 || std::ranges::count(plan.cuts, Cut{length, plan.validation / length}) > 0)
     return;
@@ -201,7 +203,7 @@ nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& option
   return json;
 }
 
-// Whether a token is a byte, as the data said when the run was trained, else by the vocabulary's size.
+// Whether a token is a byte, by the data's tokenizer in the run, otherwise by the size of the vocabulary.
 bool has_byte_tokens(const TrainedModel& model) {
   if (model.config().data.source != "shards") return false;
   const std::string& tokenizer = model.data().tokenizer;

@@ -10,7 +10,7 @@
 namespace goat {
 
 namespace {
-// The files of all patterns, each once, sorted.
+// The files of all patterns, each once, in sorted order.
 std::vector<std::string> files_of(const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
@@ -25,7 +25,7 @@ std::vector<std::string> files_of(const std::vector<std::string>& patterns) {
   return files;
 }
 
-// "a.bin", "a.bin b.bin" or, for a shell's long list, "a.bin ... z.bin".
+// "a.bin", "a.bin b.bin" or, for a long list from the shell, "a.bin ... z.bin".
 std::string name_of(const std::vector<std::string>& patterns) {
   if (patterns.size() == 1) return patterns.front();
   return patterns.front() + (patterns.size() == 2 ? " " : " ... ") + patterns.back();

@@ -12,16 +12,16 @@ namespace goat {
 
 class EvaluationData {
  public:
-  // `patterns`: what the user names with --data, globs or files; none: the run's own validation data, found
-  // from whatever folder (RunPaths); a warning says if those have changed since. Throws ConfigError where
-  // patterns do not go with the run, DataError where no file matches.
+  // `patterns`: the --data arguments, glob patterns or files. Empty: the run's own validation data, which are
+  // found from any folder (RunPaths); prints a warning if they have changed since training. Throws
+  // ConfigError if the patterns do not fit the run, and DataError if no file matches.
   EvaluationData(const TrainedModel& model, const std::vector<std::string>& patterns);
 
   bool none() const { return !generated_ && files_.empty(); }   // the run has no validation data
-  bool generated() const { return generated_; }                 // by a built-in task
-  const std::string& name() const { return config_.data.val; }  // of the shards, for people
+  bool generated() const { return generated_; }                 // the data come from a built-in task
+  const std::string& name() const { return config_.data.val; }  // name of the shards, for the user
 
-  // Sequences of `length` tokens. Throws DataError.
+  // The data as sequences of `length` tokens. Throws DataError.
   std::unique_ptr<TokenSource> open(std::int64_t length) const;
 
  private:

@@ -95,7 +95,8 @@ PriorRow prior_row(const LogPrior& prior, std::int64_t i) {
   const double first = prior.at(i, 0);
   double largest = -infinity;
   for (std::int64_t j = 1; j <= i; ++j) largest = std::max(largest, prior.at(i, j));
-  double sum = 0, weighted = 0;  // over the keys j > 0 of e^(K - largest), and of the same times K
+  // Sums over the keys j > 0 of e^(K - largest), and of K e^(K - largest).
+  double sum = 0, weighted = 0;
   for (std::int64_t j = 1; j <= i; ++j) {
     const double k = prior.at(i, j), weight = std::exp(k - largest);
     sum += weight;
@@ -123,7 +124,7 @@ std::vector<PriorRow> prior_rows(const LogPrior& prior, const std::function<void
 }
 
 PriorStatistics prior_statistics(const LogPrior& prior, const std::vector<PriorRow>& rows) {
-  constexpr double rounding = 1e-10;  // relative
+  constexpr double rounding = 1e-10;  // relative error
   const std::int64_t length = prior.length();
   PriorStatistics s;
   s.first_row = std::max<std::int64_t>(1, length / 4);
@@ -134,10 +135,10 @@ PriorStatistics prior_statistics(const LogPrior& prior, const std::vector<PriorR
     const PriorRow& row = rows[index(i)];
     const double bound = row.theorem2_bound(i);
     ++s.theorem2_rows;
-    const double limit =
-        bound * (1 + rounding) + std::numeric_limits<double>::min();  // subnormal numbers have few digits
-    if (!(row.outside_first <= limit && row.sensitivity() <= limit))
-      ++s.theorem2_violations;  // written so that a NaN counts
+    // The smallest normal number is added, because subnormal numbers have few digits.
+    const double limit = bound * (1 + rounding) + std::numeric_limits<double>::min();
+    // Written so that NaN counts.
+    if (!(row.outside_first <= limit && row.sensitivity() <= limit)) ++s.theorem2_violations;
     if (i < s.first_row) continue;
     s.mass_first += weight * (1 - row.outside_first);
     for (std::int64_t d = 0; d < std::min(i + 1, std::ssize(s.mass_lag)); ++d)
@@ -172,7 +173,7 @@ const char* name_of(PriorKind kind) {
 }
 
 namespace {
-// Adds one layer's heads to amplitude, ratio, layers, and their energies (not yet shares) to energy.
+// Adds one layer's heads to amplitude, ratio and layers, and their energies (not yet shares) to energy.
 void add_layer(Spectrum& spectrum, const PriorWeights& weights) {
   const std::size_t modes = weights.frequency.size();
   Spectrum::Layer layer;

@@ -11,7 +11,7 @@
 namespace goat {
 
 namespace {
-// Everything up to the end of the file. `name` is for messages.
+// Reads everything up to the end of the file. `name` is for messages.
 std::string read_to_end(std::FILE* file, const std::string& name) {
   constexpr std::size_t most_bytes = std::size_t{64} << 20;
   std::string text, piece(std::size_t{1} << 16, '\0');

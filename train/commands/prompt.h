@@ -1,4 +1,4 @@
-// Prompt: what a model continues.
+// Prompt: the text that a model continues.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace goat {
 
-// The text of --prompt TEXT or --prompt-file FILE, byte by byte as it is; "-" means stdin for both. At most
-// one of them is given. Throws ConfigError where it cannot be read.
+// The text of --prompt TEXT or --prompt-file FILE, unchanged. "-" means stdin for both. At most one of the
+// two is given. Throws ConfigError if it cannot be read.
 struct PromptText {
   PromptText(const std::optional<std::string>& prompt, const std::string& file);
-  std::string option;  // where it comes from, for messages
+  std::string option;  // the option that gave the text, for messages
   std::string text;
 };
 
 struct Prompt {
-  // Where training blocks begin with BOS, so does every sequence here. Elsewhere an empty prompt becomes a
-  // newline (ids: token 0, which is shown). Throws ConfigError for text that the tokenizer cannot read.
+  // If training blocks begin with BOS, the prompt begins with BOS too. Otherwise an empty prompt becomes a
+  // newline (with ids: token 0), which is shown. Throws ConfigError for text that the tokenizer cannot read.
   Prompt(const PromptText& prompt, const Config& config, const Tokenizer& tokenizer);
   std::vector<std::int32_t> tokens;  // at least one
-  std::size_t unseen = 0;            // leading tokens that are not the user's, and are not shown
+  std::size_t unseen = 0;  // number of leading tokens that the user did not write and that are not shown
 };
 
 }  // namespace goat

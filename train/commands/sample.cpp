@@ -32,7 +32,7 @@ SamplingRule rule_of(const SampleOptions& options) {
   return {.temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p};
 }
 
-// What is wrong with the options whatever the model; the command line has checked each integer.
+// Checks the options that do not depend on the model. The command line has checked each integer.
 void check_options(const SampleOptions& options) {
   validate(rule_of(options));
   const auto known = {"auto", "bytes", "gpt2", "ids"};
@@ -45,7 +45,8 @@ void check_options(const SampleOptions& options) {
   if (!reason.empty()) throw ConfigError("--json " + options.json + ": " + reason);
 }
 
-// What --tokenizer auto means: as the data said when the run was trained, else by the vocabulary's size.
+// The tokenizer for --tokenizer auto: the data's tokenizer in the run, otherwise chosen by the size
+// of the vocabulary.
 std::string tokenizer_of(const TrainedModel& model) {
   const Config& config = model.config();
   if (config.data.source != "shards") return "ids";
@@ -84,7 +85,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const Tr
   return tokenizer;
 }
 
-// stdout, written through at once but in whole characters.
+// Writes to stdout immediately, but only whole UTF-8 characters.
 class TextStream {
  public:
   void write(const std::string& bytes) {
@@ -114,7 +115,7 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-// Says what a continuation took. The rate is that of the tokens after the first, whose time is the prompt's.
+// Prints the time of a continuation. The rate leaves out the first token, whose time includes the prompt.
 void report(std::size_t prompt, std::int64_t made, double prompt_seconds, double seconds,
             const Tokenizer& tokenizer) {
   if (isatty(STDOUT_FILENO)) std::fputc('\n', stderr);
@@ -144,7 +145,7 @@ Continuation continue_prompt(const SampleOptions& options, std::uint64_t seed, G
   Clock::time_point first_token = start;
   Continuation made;
   while (std::ssize(made.tokens) < options.tokens && somebody_reads(options, out)) {
-    // Ids that the tokenizer does not know (a padded vocabulary) are out of the draw.
+    // The tokenizer does not know ids in the vocabulary's padding. They are never drawn.
     const std::span<const float> logits =
         generator.next_logits().first(static_cast<std::size_t>(tokenizer.vocabulary()));
     const std::int32_t token = sampler.sample(logits, made.tokens.size());

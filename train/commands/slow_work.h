@@ -1,4 +1,5 @@
-// SlowWork: a line on stderr every few seconds, so that nobody thinks that long work stands still.
+// SlowWork: prints progress on stderr every few seconds, so that a user does not think that
+// the program hangs.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,11 @@ namespace goat {
 
 class SlowWork {
  public:
-  // "LABEL: 34%  12345 UNIT/s  ETA 1 min 05 s", until the object goes; `total` in units.
+  // Prints "LABEL: 34%  12345 UNIT/s  ETA 1 min 05 s" until the object is destroyed. `total` is in units.
   SlowWork(std::string label, std::string unit, double total,
            std::chrono::milliseconds interval = std::chrono::seconds(5));
 
-  // So much more is done. Any thread may call it.
+  // Reports that `units` more are done. Any thread may call it.
   void add(double units) { done_.fetch_add(units, std::memory_order_relaxed); }
 
  private:
@@ -24,7 +25,7 @@ class SlowWork {
   const double total_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<double> done_ = 0;
-  std::jthread teller_;  // last: it reads the others
+  std::jthread teller_;  // last, because it reads the other members
 };
 
 }  // namespace goat

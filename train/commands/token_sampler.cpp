@@ -59,20 +59,21 @@ std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t i
   }
   if (rule_.top_k > 0) keep_most_likely(static_cast<std::size_t>(rule_.top_k));
   if (rule_.top_p < 1) keep_mass(rule_.top_p);
-  // Rounding may swap two tokens of nearly equal logits: in the order of ids that changes no draw.
+  // Rounding may swap two tokens with nearly equal logits. Sorting by id makes the draw independent
+  // of such swaps.
   std::ranges::sort(candidates_, {}, &Candidate::id);
 
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
-  const double drawn =
-      uniform_number(seed_, index) * total;  // below total, also after rounding: the walk ends inside
+  // Below `total` even after rounding, so that the loop ends inside the list.
+  const double drawn = uniform_number(seed_, index) * total;
   std::size_t chosen = 0;
   for (double sum = candidates_[0].weight; sum <= drawn && chosen + 1 < candidates_.size();)
     sum += candidates_[++chosen].weight;
   return candidates_[chosen].id;
 }
 
-// Leaves the `count` most likely candidates, in order.
+// Keeps only the `count` most likely candidates, in order.
 void TokenSampler::keep_most_likely(std::size_t count) {
   count = std::min(count, candidates_.size());
   std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
@@ -82,7 +83,7 @@ void TokenSampler::keep_most_likely(std::size_t count) {
   candidates_.resize(count);
 }
 
-// Leaves the shortest run of most likely candidates that holds `share` of the weight.
+// Keeps the smallest number of most likely candidates that hold `share` of the weight.
 void TokenSampler::keep_mass(double share) {
   keep_most_likely(candidates_.size());
   double total = 0;

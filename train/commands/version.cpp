@@ -6,7 +6,7 @@
 // empty without the CUDA device) and GOAT_HAS_SIMT.
 namespace goat {
 
-extern const char* const build_commit;  // train/commands/commit.cmake writes it at every build
+extern const char* const build_commit;  // train/commands/commit.cmake writes it in every build
 
 std::string version_text() {
   const std::string cuda = GOAT_CUDA_CODE;

@@ -24,7 +24,7 @@ std::string at_line(const std::string& origin, const toml::source_region& source
   return origin + ":" + std::to_string(source.begin.line);
 }
 
-// Bytes of the UTF-8 character that starts at text[i]; 0 if none does.
+// Length in bytes of the UTF-8 character that starts at text[i], or 0 if no valid character starts there.
 std::size_t utf8_length(const std::string& text, std::size_t i) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   const std::size_t length = byte(i) < 0x80   ? 1
@@ -39,8 +39,8 @@ std::size_t utf8_length(const std::string& text, std::size_t i) {
   return length;
 }
 
-// Text from outside as it may stand in a message: one line of about 200 bytes at most, '?' for what cannot be
-// printed.
+// Makes foreign text safe for a message: one line of about 200 bytes at most, with '?' for each byte that
+// cannot be printed.
 std::string shown(const std::string& text) {
   constexpr std::size_t most = 200;
   std::string line;
@@ -71,8 +71,8 @@ bool is_section(const std::vector<Key>& keys, const std::string& name) {
 
 // ------------------------------------------------------------------------------------------------ one value
 
-// Each stores a TOML value and returns false, storing nothing, if its type does not fit. An integer fits a
-// number; a float never fits an integer.
+// Each overload stores a TOML value and returns true. If the value's type does not fit, it stores nothing and
+// returns false. A number key accepts an integer; an integer key never accepts a float.
 bool store(const IntegerKey& slot, const toml::node& node) {
   if (!node.is_integer()) return false;
   *slot.value = node.as_integer()->get();
@@ -115,7 +115,8 @@ const char* type_name(const toml::node& node) {
   }
 }
 
-// Stores a value of the right type and range in `config`, into whose members `key` points.
+// Stores a value in `config`, to whose members `key` points. Throws ConfigError if its type or
+// range is wrong.
 void assign(Config& config, const Key& key, const toml::node& node, const std::string& where) {
   const bool fits = std::visit([&](const auto& slot) { return store(slot, node); }, key.slot);
   if (!fits)
@@ -123,7 +124,7 @@ void assign(Config& config, const Key& key, const toml::node& node, const std::s
                       expected_value(key));
   if (!value_allowed(key))
     refuse(where, key.name + " = " + source_text(node) + " is not allowed; expected " + expected_value(key));
-  // The length of a run is given by one of the two: the later setting wins.
+  // Only one of the two keys sets the length of a run: the later setting wins.
   if (key.name == "train.steps" && config.train.steps > 0) config.train.tokens = 0;
   if (key.name == "train.tokens" && config.train.tokens > 0) config.train.steps = 0;
   if (key.name == "eval.tokens") config.eval.retired_batches = -1;
@@ -131,8 +132,8 @@ void assign(Config& config, const Key& key, const toml::node& node, const std::s
 
 // ----------------------------------------------------------------------------------------------------- TOML
 
-// What a parse error adds about its line: the line itself and, if it sets a known key, the values that the
-// key takes.
+// The end of a message about a parse error: the line itself and, if the line sets a known key, the values
+// that the key takes.
 std::string about_line(const std::string& text, std::size_t number) {
   std::istringstream lines(text);
   std::string line, section;
@@ -153,7 +154,7 @@ bool is_ascii(std::string_view text) {
   return std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) > 0x7f; });
 }
 
-// Whether a line is just KEY = "string" or KEY = 'string', with a comment behind it or not.
+// Whether a line is KEY = "string" or KEY = 'string', with or without a comment after it.
 bool is_quoted_value(std::string_view line) {
   const auto skip = [&line](std::string_view characters) {
     line.remove_prefix(std::min(line.find_first_not_of(characters), line.size()));
@@ -174,9 +175,9 @@ bool is_quoted_value(std::string_view line) {
   return line.empty() || line.front() == '#';
 }
 
-// What is wrong with a line for which toml++ 3.3 would not throw but fail an assert or run into undefined
-// behaviour (found by fuzzing): a character outside ASCII that it meets outside a string or comment, a lone
-// carriage return, and some section names. Empty if nothing is.
+// What is wrong with a line on which toml++ 3.3 would not throw, but fail an assert or have undefined
+// behaviour (found by fuzzing). These are: a character outside ASCII outside strings and comments, a lone
+// carriage return, and some section names. Empty if the line is good.
 std::string unparsable(const std::string& line) {
   if (const std::size_t at = line.find('\r'); at != std::string::npos && at + 1 < line.size())
     return "carriage return within a line; end lines with \\n or \\r\\n";
@@ -219,7 +220,7 @@ toml::table parsed(const std::string& text, const std::string& origin) {
   }
 }
 
-// Refuses a file that sets two keys of which one must be left out (or 0).
+// Refuses a file that sets two keys of which one must be left out or 0.
 void refuse_both(const toml::table& table, const char* section, const char* first, const char* second,
                  const char* why, const std::string& origin) {
   const toml::node_view a = table[section][first], b = table[section][second];
@@ -231,7 +232,7 @@ void refuse_both(const toml::table& table, const char* section, const char* firs
          equals(first, a) + " and " + equals(second, b) + " " + why + "; keep one");
 }
 
-// The keys of a config, and those of older versions.
+// The keys of a config, and the keys of older versions.
 struct KeyTable {
   std::vector<Key> keys, retired;
   explicit KeyTable(Config& config) : keys(config_keys(config)), retired(retired_keys(config)) {}
@@ -271,8 +272,8 @@ void apply_table(Config& config, const KeyTable& known, const toml::table& table
 
 // ---------------------------------------------------------------------------------------------------- --set
 
-// The TOML value that `text` stands for, as far as it is one; strings may leave out their quotes, and have no
-// escapes.
+// The TOML value that `text` means, or nullopt if it is not a single value. Strings may be written without
+// quotes and cannot have escapes.
 std::optional<toml::table> setting_value(const Key& key, const std::string& text) {
   std::string value = text;
   if (std::holds_alternative<TextKey>(key.slot)) {
@@ -344,7 +345,7 @@ void apply_toml(Config& config, const std::string& text, const std::string& orig
   apply_table(next, KeyTable(next), table, "", origin);
   refuse_both(table, "train", "steps", "tokens", "both set the length of the run", origin);
   refuse_both(table, "eval", "tokens", "batches", "both set the length of a validation", origin);
-  resolve_retired(next, next.micro_batch(), note);  // as the version that wrote the file counted
+  resolve_retired(next, next.micro_batch(), note);  // as in the version that wrote the file
   config = next;
 }
 

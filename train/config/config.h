@@ -1,4 +1,4 @@
-// Config: everything a run depends on. Presets and files are TOML; `--set section.key=value` changes any key.
+// Config: every setting of a run. Presets and files are TOML; `--set section.key=value` changes any key.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace goat {
 
-// A bad key, value or combination; the message names key, value and what is allowed. The program exits with
-// code 2.
+// A wrong key, value or combination. The message names the key, the value and what is allowed. The program
+// exits with code 2.
 struct ConfigError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -24,8 +24,8 @@ struct Config {
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
     std::string attention = "goat";  // goat, none
-    std::string attn_scale =
-        "rsqrt";  // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
+    // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
+    std::string attn_scale = "rsqrt";
     std::string precision = "auto";  // auto, fp32, bf16
     std::string tf32 = "none";       // fp32 mode on cuda: GEMMs that may use TF32: none, all
     std::string recompute = "none";  // none, gelu, block
@@ -50,19 +50,19 @@ struct Config {
   };
   struct Data {
     std::string source = "shards";  // shards, copy_mixture
-    std::string train;              // glob of shards
-    std::string val;                // glob of shards; empty: no validation
+    std::string train;              // glob pattern of shards
+    std::string val;                // glob pattern of shards; empty: no validation
     std::int64_t seq_len = 2048;    // T
     std::string block = "bos";      // bos, window
-    std::int64_t bos = 50256;       // token put before every block in bos mode
+    std::int64_t bos = 50256;       // token before every block in bos mode
     CopyMixture copy_mixture;
   } data;
 
   struct Train {
     std::int64_t steps = 0;        // exactly one of steps and tokens is positive
     std::int64_t tokens = 0;       // steps = ceil(tokens / (batch * seq_len))
-    std::int64_t batch = 128;      // sequences a step, over all ranks
-    std::int64_t micro_batch = 0;  // sequences a forward pass; 0: the whole batch
+    std::int64_t batch = 128;      // sequences per step, over all ranks
+    std::int64_t micro_batch = 0;  // sequences per forward pass; 0: the whole batch
     double lr = 1e-4;
     double min_lr = 3e-5;
     std::int64_t warmup = 2000;
@@ -73,10 +73,11 @@ struct Config {
     double clip = 1.0;  // 0: off
     std::int64_t seed = 1;
     bool deterministic = true;
-    double spike_z = 0;  // skip updates whose loss or gradient norm is so many standard deviations above the
-                         // window's mean; 0: off
-    std::int64_t spike_window = 128;  // updates in that window
-    std::int64_t max_skips = 10;      // stop after so many skipped updates in a row
+    // Updates whose loss or gradient norm is more than spike_z standard deviations above the window's mean
+    // are skipped. 0: off.
+    double spike_z = 0;
+    std::int64_t spike_window = 128;  // number of updates in that window
+    std::int64_t max_skips = 10;      // stop after this many skipped updates in a row
   } train;
 
   struct Eval {
@@ -87,21 +88,22 @@ struct Config {
 
   struct Checkpoint {
     std::int64_t interval = 0;   // steps between checkpoints; 0: by time alone
-    double minutes = 10;         // wall time between checkpoints; 0: by steps alone
-    std::int64_t keep = 3;       // newest checkpoints kept; 0: all
-    std::int64_t milestone = 0;  // a checkpoint whose step is a multiple of this is kept for ever; 0: none
+    double minutes = 10;         // wall time in minutes between checkpoints; 0: by steps alone
+    std::int64_t keep = 3;       // number of newest checkpoints that are kept; 0: all
+    std::int64_t milestone = 0;  // checkpoints at multiples of this step are kept for ever; 0: none
   } checkpoint;
 
   struct Log {
     std::int64_t interval = 1;  // steps between progress lines
   } log;
 
-  // Values that follow from others.
+  // Values computed from the settings above.
   std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
   bool has_prior() const { return model.attention == "goat"; }
+  // d_p
   std::int64_t lane_dim() const {
     return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2;
-  }                                                                     // d_p
+  }
   std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
@@ -117,23 +119,26 @@ struct Preset {
 };
 const std::vector<Preset>& presets();
 
-// What is told about a config that is not wrong: a retired key and what it means now.
+// Receives remarks about a config that is not wrong: a retired key and its present meaning.
 using ConfigNotes = std::function<void(const std::string&)>;
 
-// Reads a preset's name or a .toml file, applies the `section.key=value` settings in order, and validates the
+// Reads a preset or a .toml file, applies the `section.key=value` settings in order, and validates the
 // result. Throws ConfigError.
 Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
                    const ConfigNotes& note = {});
 
-// Parses TOML text on top of `config`; `origin` names it in messages. Does not validate combinations.
+// Parses TOML text and changes the keys of `config` that it sets. `origin` names the text in messages. Does
+// not validate combinations. Throws ConfigError.
 void apply_toml(Config& config, const std::string& text, const std::string& origin,
                 const ConfigNotes& note = {});
-void apply_setting(Config& config, const std::string& setting);  // "section.key=value"
-// Gives the keys of older versions that were set their present meaning; eval.batches counts `sequences` each.
+void apply_setting(Config& config, const std::string& setting);  // "section.key=value"; throws ConfigError
+// Replaces keys of older versions by present ones. In eval.batches a batch
+// counts as `sequences` sequences.
 void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& note = {});
 void validate(const Config& config);
 
-// The config as TOML, every key with its value and a short comment; load_config of it gives the same config.
+// The config as TOML: every key with its value and a short comment. Reading it with load_config gives
+// the same config.
 std::string to_toml(const Config& config);
 
 }  // namespace goat

@@ -130,7 +130,7 @@ std::vector<std::string> config_sections(const std::vector<Key>& keys) {
 
 namespace {
 
-// The shortest text that reads back as the same double.
+// The shortest text that a parser reads back as the same double.
 std::string shortest(double value) {
   char digits[32];
   return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
@@ -143,7 +143,8 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 bool allowed(const IntegerKey& slot) { return slot.low <= *slot.value && *slot.value <= slot.high; }
-bool allowed(const NumberKey& slot) {  // false for NaN
+// False for NaN.
+bool allowed(const NumberKey& slot) {
   return (slot.above_low_only ? slot.low < *slot.value : slot.low <= *slot.value) && *slot.value <= slot.high;
 }
 bool allowed(const FlagKey&) { return true; }
@@ -179,7 +180,8 @@ std::string as_toml(const NumberKey& slot) {
 std::string as_toml(const FlagKey& slot) { return *slot.value ? "true" : "false"; }
 std::string as_toml(const TextKey& slot) { return toml_string(*slot.value); }
 
-// Levenshtein distance: insertions, deletions and replacements of a character that turn `a` into `b`.
+// Levenshtein distance: the smallest number of insertions, deletions and replacements of a character that
+// turn `a` into `b`.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -195,15 +197,17 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-// Two typing errors are forgiven, and one in three characters of a longer name.
+// The largest number of typing errors for which a key is still suggested: two, or a third of a
+// longer name's characters.
 std::size_t forgiven(const std::string& typed) { return std::max<std::size_t>(2, typed.size() / 3); }
-constexpr std::size_t longest_name = 64;  // nothing longer resembles a key, and the distance is quadratic
+// No longer text resembles a key, and the time for the distance is quadratic.
+constexpr std::size_t longest_name = 64;
 
 std::string nearest_key(const std::string& typed, const std::vector<Key>& keys) {
   if (typed.size() > longest_name) return "";
   const std::string typed_leaf = typed.substr(typed.rfind('.') + 1);
-  // The whole name, or its last part in a forgotten or wrong section, which counts as one error; ties go to
-  // the more similar whole name.
+  // Compares the whole name, and the last part alone because the section may be missing or wrong, which
+  // counts as one error. If two keys are equally near, the more similar whole name wins.
   std::pair<std::size_t, std::size_t> best{forgiven(typed) + 1, 0};
   std::string name;
   for (const Key& key : keys) {

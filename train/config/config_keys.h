@@ -1,5 +1,5 @@
-// The one table of configuration keys. Parsing, --set, range checks, suggestions and to_toml all read it, so
-// a new key is one row and a new choice one word.
+// The one table of configuration keys. Parsing, --set, range checks, suggestions and to_toml all read it. A
+// new key needs one row, and a new choice one word.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace goat {
 
-// What a key stores and which values it takes. `value` points into the Config the table was made for.
+// The location and the allowed values of a key. `value` points into the Config for which the table was made.
 struct IntegerKey {
   std::int64_t* value;
-  std::int64_t low, high;  // both allowed
+  std::int64_t low, high;  // both are allowed
 };
 struct NumberKey {
   double* value;
-  double low, high;             // both allowed
+  double low, high;             // both are allowed
   bool above_low_only = false;  // low itself is not allowed
 };
 struct FlagKey {
@@ -29,13 +29,13 @@ struct TextKey {
   std::vector<std::string> choices;  // empty: any text without control characters
 };
 
-// What happens where a run is resumed with another value of a key (docs/resume.md).
+// What happens if a run is resumed with another value of a key (docs/resume.md).
 struct OnResume {
   enum Kind {
-    silent,    // the run goes on bitwise as before, or only how often it tells and saves changes
-    reported,  // the run goes on with the new value, and says so
-    begun,     // only the start of a run reads the key: the change is said to have no effect
-    refused    // the run cannot go on; `reason` says why
+    silent,    // the run continues bitwise as before; only how often it reports or saves may change
+    reported,  // the run continues with the new value and reports it
+    begun,     // only the start of a run reads the key; reports that the change has no effect
+    refused    // the run cannot continue; `reason` says why
   } kind;
   const char* reason = "";
 };
@@ -59,17 +59,17 @@ std::vector<Key> retired_keys(Config& config);
 // The sections of the table ("model", "data", "data.copy_mixture", ...), each once, in order.
 std::vector<std::string> config_sections(const std::vector<Key>& keys);
 
-bool value_allowed(const Key& key);          // is the value stored now one that the key takes?
+bool value_allowed(const Key& key);          // whether the present value is allowed
 std::string expected_value(const Key& key);  // "an integer from 1 to 10000", "one of \"goat\", \"none\"", ...
-std::string value_as_toml(const Key& key);   // the value stored now
+std::string value_as_toml(const Key& key);   // the present value
 std::string toml_string(const std::string& text);  // a TOML basic string
-bool is_control(char c);                           // ASCII control characters
+bool is_control(char c);                           // whether c is an ASCII control character
 
-// The candidate that `typed` most likely meant, by edit distance; empty if none is near.
+// The candidate nearest to `typed` in edit distance, or an empty string if none is near.
 std::string nearest(const std::string& typed, const std::vector<std::string>& candidates);
 
-// "did you mean model.heads?" for a name that is no key; where no key is near, the keys of its section or all
-// sections.
+// "did you mean model.heads?" for a name that is no key. If no key is near, lists the keys of its section,
+// or all sections.
 std::string key_suggestion(const std::string& typed, const std::vector<Key>& keys);
 
 }  // namespace goat

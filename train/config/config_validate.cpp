@@ -1,5 +1,5 @@
-// Combinations of settings that cannot work, refused before anything is allocated, and the values that follow
-// from several keys.
+// Refuses combinations of settings that cannot work, before anything is allocated. Also computes values that
+// depend on several keys.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -36,7 +36,7 @@ void require(bool holds, const std::string& otherwise) {
   if (!holds) throw ConfigError(otherwise);
 }
 
-// A Config filled in by hand has not gone through the parser's checks.
+// Repeats the parser's range checks, because a Config may be filled in by code.
 void check_ranges(const Config& config) {
   Config copy = config;
   for (const Key& key : config_keys(copy))
@@ -52,7 +52,7 @@ void check_heads(const Config& c) {
               (below ? std::to_string(below) + " or " : "") + std::to_string(below + heads));
 }
 
-// The prior's lanes take d_p >= 2R + 2 of a head's dimensions and leave at least one for the content.
+// The prior's lanes take d_p >= 2R + 2 of a head's dimensions and must leave at least one for the content.
 void check_prior(const Config& c) {
   if (!c.has_prior()) return;
   const std::int64_t needed = 2 * c.prior.pos_rank + 2;
@@ -130,8 +130,8 @@ void check_schedule(const Config& c) {
               equals("train.lr", c.train.lr) + "; lower train.min_lr or raise train.lr");
 }
 
-// Products that would overflow, or that no machine holds. What fits the memory at hand is known only later,
-// when it is planned.
+// Refuses products that would overflow or that no machine can hold. Whether the plan fits the device's memory
+// is checked later.
 void check_sizes(const Config& c) {
   constexpr double most_elements = 0x1p50, most_counted = 0x1p62;
   const double layers = static_cast<double>(c.model.layers), width = static_cast<double>(c.model.width),

@@ -1,5 +1,5 @@
-// The configurations compiled into the binary. A key that a preset leaves out has the default of
-// train/config/config.h.
+// The configs compiled into the binary. A key that a preset leaves out has the
+// default in train/config/config.h.
 #include "train/config/config.h"
 
 namespace goat {

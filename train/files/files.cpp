@@ -24,7 +24,7 @@ std::runtime_error failure(const char* what, const fs::path& path) {
                             std::strerror(errno));
 }
 
-// Writes everything; returns false with errno set if it cannot.
+// Writes all bytes. Returns false, with errno set, if it cannot.
 bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -37,7 +37,7 @@ bool write_all(int file, std::string_view bytes) {
 }  // namespace
 
 namespace {
-// N where `path` names the open descriptor N of this process (/dev/fd/N, /dev/stdout, /proc/self/fd/N).
+// N if `path` names the open descriptor N of this process (/dev/fd/N, /dev/stdout, /proc/self/fd/N).
 std::optional<int> descriptor_named_by(const fs::path& path) {
   std::error_code error;
   const fs::path folder = fs::weakly_canonical(path.parent_path(), error);
@@ -48,10 +48,10 @@ std::optional<int> descriptor_named_by(const fs::path& path) {
   return bad == std::errc{} && end == name.data() + name.size() ? std::optional(number) : std::nullopt;
 }
 
-// Where bytes written to a path go.
+// The file that a path means for writing.
 struct Target {
-  fs::path path;                  // symbolic links followed, also one that leads to no file yet
-  std::optional<int> descriptor;  // the path names an open file of this process
+  fs::path path;                  // after following symbolic links, even to a file that does not exist yet
+  std::optional<int> descriptor;  // if the path names an open file of this process
   fs::file_type type = fs::file_type::not_found;
   mode_t mode = 0;  // of a regular file
 
@@ -119,19 +119,20 @@ FileWriter::FileWriter(const fs::path& path) : path_(path) {
     create_partial(replaces ? target.mode : 0);
     return;
   }
-  std::fflush(stdout);  // what was printed comes first where both go to one place
+  std::fflush(stdout);  // keeps the order if both write to the same place
   file_ = target.descriptor ? ::fcntl(*target.descriptor, F_DUPFD_CLOEXEC, 3)
                             : ::open(target.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   if (file_ < 0) throw failure("write", path);
 }
 
-// mode 0: that of any new file.
+// Creates the temporary file. mode 0: the default mode of a new file.
 void FileWriter::create_partial(mode_t mode) {
   constexpr int most_tries = 1000;
   const std::string stem = path_.string() + "." + std::to_string(::getpid());
   for (int number = 0; file_ < 0; ++number) {
     temporary_ = stem + (number > 0 ? "." + std::to_string(number) : "") + ".partial";
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);  // follows no link
+    // O_EXCL: does not follow a link.
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file_ < 0 && (errno != EEXIST || number == most_tries)) throw failure("create", temporary_);
   }
   if (mode != 0) ::fchmod(file_, mode);
@@ -193,7 +194,8 @@ std::string read_small_file(const fs::path& path) {
 
 void sync_folder(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return;  // not every file system lets a folder be opened; the rename itself has succeeded
+  // Not every file system can open a folder. The rename itself has succeeded.
+  if (file < 0) return;
   ::fsync(file);
   ::close(file);
 }

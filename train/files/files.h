@@ -1,4 +1,4 @@
-// Files of a run: written whole or not at all.
+// Files of a run: each is written completely or not at all.
 #pragma once
 
 #include <sys/types.h>
@@ -12,13 +12,13 @@
 
 namespace goat {
 
-// Writes a file under a temporary name beside it, NAME.PID.partial; commit() makes it appear whole, also
-// after a power cut, with the permissions of the file that it replaces. Without commit() nothing is left.
-// Where `path` is a symbolic link, that is the file it leads to; the link stays.
+// Writes a file under a temporary name beside it, NAME.PID.partial. commit() renames it, so that it appears
+// complete, even after a power failure, with the permissions of the file that it replaces. Without commit()
+// nothing is left. If `path` is a symbolic link, the file that it leads to is written; the link stays.
 //
-// A fifo or a device (/dev/null, /dev/stdout, /dev/fd/N) is written through as the bytes come; a reader that
-// has gone is no failure. A folder, a block device or a socket is refused. Failures throw std::runtime_error
-// naming the file and the reason.
+// A fifo or a character device (/dev/null, /dev/stdout, /dev/fd/N) is written directly. A reader that has
+// closed it is no failure. A folder, a block device or a socket is refused. Failures throw std::runtime_error
+// with the file and the reason.
 class FileWriter {
  public:
   explicit FileWriter(const std::filesystem::path& path);
@@ -30,31 +30,32 @@ class FileWriter {
   void commit();  // fsync, rename, fsync of the folder
 
   std::uint64_t bytes() const { return bytes_; }
-  std::string checksum() const { return checksum_.text(); }  // of what was written
+  std::string checksum() const { return checksum_.text(); }  // of the bytes written so far
 
  private:
   void create_partial(mode_t mode);
 
-  std::filesystem::path path_, temporary_;  // temporary: empty where the file is written through
+  std::filesystem::path path_, temporary_;  // temporary_ is empty if the file is written directly
   int file_ = -1;
   std::uint64_t bytes_ = 0;
   Checksum checksum_;
 };
 
-// Why a FileWriter for `path` would fail, as far as can be told without writing; empty where it should not.
+// Why a FileWriter for `path` would fail, as far as this is known without writing. Empty if
+// it should succeed.
 std::string why_not_writable(const std::filesystem::path& path);
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
 std::string checksum_of_file(const std::filesystem::path& path);  // throws std::runtime_error
 std::string read_small_file(const std::filesystem::path& path);   // at most 64 MiB; throws std::runtime_error
-void sync_folder(const std::filesystem::path& folder);            // makes renames inside it durable
+void sync_folder(const std::filesystem::path& folder);            // makes renames inside the folder durable
 
-// A text file that grows by whole lines. A line that does not fit (full disk) is taken back and reported once
-// on stderr; writing goes on when it can.
+// A text file that grows by whole lines. A line that cannot be written (full disk) is removed again and
+// reported once on stderr. Writing continues as soon as it is possible.
 class LineLog {
  public:
-  // Keeps the file's first `keep_bytes` bytes, drops the rest; creates the file if need be.
+  // Keeps the file's first `keep_bytes` bytes and drops the rest. Creates the file if necessary.
   LineLog(const std::filesystem::path& path, std::uint64_t keep_bytes);
   ~LineLog();
   LineLog(const LineLog&) = delete;

@@ -1,4 +1,4 @@
-// JSON files for others to read.
+// Writes JSON files for other programs.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,9 @@
 
 namespace goat {
 
-// Indented; bytes that are not UTF-8 (of a folder's name, of a text cut inside a character) become U+FFFD.
+// Indented text. Bytes that are not UTF-8 (in a folder's name, or in text cut inside a
+// character) become U+FFFD.
 std::string json_text(const nlohmann::json& json);
-void write_json(const std::filesystem::path& path, const nlohmann::json& json);  // as FileWriter writes
+void write_json(const std::filesystem::path& path, const nlohmann::json& json);  // written like FileWriter
 
 }  // namespace goat

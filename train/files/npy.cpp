@@ -9,7 +9,7 @@ namespace goat {
 static_assert(std::endian::native == std::endian::little, "the descriptors below say little-endian");
 
 namespace {
-// "(3, 4)", "(3,)", "()": a Python tuple.
+// A shape as a Python tuple: "(3, 4)", "(3,)", "()".
 std::string tuple_text(const std::vector<std::int64_t>& shape) {
   std::string text = "(";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);

@@ -10,11 +10,11 @@
 
 namespace goat {
 
-// `values` are the elements of an array of `shape` ({}: a scalar). Throws std::invalid_argument where their
-// number does not fit the shape, std::runtime_error where the file cannot be written.
+// `values` are the elements of an array of `shape` ({} is a scalar), row-major. Throws std::invalid_argument
+// if their number does not fit the shape, and std::runtime_error if the file cannot be written.
 void write_npy(FileWriter& file, const std::vector<std::int64_t>& shape, const std::vector<float>& values);
 void write_npy(FileWriter& file, const std::vector<std::int64_t>& shape, const std::vector<double>& values);
-// A file of its own, written as FileWriter does.
+// Writes one file, like FileWriter.
 void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,
                const std::vector<float>& values);
 void write_npy(const std::filesystem::path& path, const std::vector<std::int64_t>& shape,

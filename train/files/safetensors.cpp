@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 namespace {
 std::string shape_text(const std::vector<std::int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
-// Elements of the shape, or -1 where a dimension is negative or the product leaves 62 bits.
+// Number of elements of the shape, or -1 if a dimension is negative or the product needs more than 62 bits.
 std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {
@@ -64,7 +64,7 @@ void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& te
     offset = end;
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // tensors start on an 8-byte boundary
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // tensors start at a multiple of 8 bytes
   const std::uint64_t length = text.size();
   file.write({reinterpret_cast<const char*>(&length), sizeof length});
   file.write(text);
@@ -74,7 +74,7 @@ void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& te
 std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin) {
   const nlohmann::json header = nlohmann::json::parse(json, nullptr, false);
-  if (!header.is_object() || json.find('\0') != json.npos)  // the library takes a NUL for the end
+  if (!header.is_object() || json.find('\0') != json.npos)  // the library would stop at a NUL
     throw DataError(origin + ": the header is not a JSON object; the file is damaged or no safetensors file");
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, fields] : header.items())

@@ -1,4 +1,4 @@
-// The safetensors format: u64 header length, JSON header, then the tensors' bytes, little-endian. Tensors
+// The safetensors format: u64 header length, JSON header, then the tensors' bytes, little-endian. All tensors
 // here are F32.
 #pragma once
 
@@ -19,29 +19,29 @@ namespace goat {
 struct SafetensorsEntry {
   std::string name;
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0, end = 0;  // bytes, from the first tensor's first byte
+  std::uint64_t begin = 0, end = 0;  // in bytes from the start of the first tensor
 };
 
-// Writes the header (begin and end of the entries are not read), then calls write_elements(i) for each
-// tensor, which writes the elements of tensors[i] to the file, row-major. The caller commits the file.
+// Writes the header, computing begin and end of each entry, then calls write_elements(i) for each tensor.
+// write_elements must write the elements of tensors[i] to the file, row-major. The caller commits the file.
 void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors,
                        const std::map<std::string, std::string>& metadata,
                        const std::function<void(std::size_t)>& write_elements);
 
-// Checks a header against the `data_bytes` that follow it: well-formed, F32, sizes and offsets that fit each
-// other, no overlap, no gap, nothing after the last tensor. Throws DataError that begins with `origin` and
+// Checks a header against the `data_bytes` bytes that follow it: valid JSON, F32, sizes and offsets that
+// agree, no overlap, no gap, nothing after the last tensor. Throws DataError that begins with `origin` and
 // names the tensor.
 std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin);
 
-// A file opened for reading.
+// An open safetensors file.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);  // throws DataError
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
-  // The entry of a tensor that must be there with this shape. Throws DataError.
+  // The entry of a tensor that must exist with this shape. Throws DataError.
   const SafetensorsEntry& find(const std::string& name, const std::vector<std::int64_t>& shape) const;
-  // Elements first .. first + size - 1 of an entry. Throws DataError.
+  // Reads elements first .. first + size - 1 of an entry. Throws DataError.
   void read(const SafetensorsEntry& entry, std::int64_t first, std::span<float> elements);
 
  private:

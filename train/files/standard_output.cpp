@@ -22,15 +22,15 @@ bool reader_has_left() {
 void fill_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(descriptor, F_GETFD) < 0)
-      ::open("/dev/null",
-             descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number: this one
+      // open() returns the lowest free number, which is `descriptor`.
+      ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 void finish_standard_output() {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && !std::ferror(stdout)) return;
-  // An earlier write has failed, and its reason is gone: one more tells it.
+  // An earlier write failed, but its errno is lost. Writing once more gives the reason again.
   const bool unknown = flushed && ::write(STDOUT_FILENO, "\n", 1) == 1;
   const int reason = errno;
   if (reason == EPIPE || reader_has_left()) return;
