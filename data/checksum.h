@@ -1,4 +1,4 @@
-// Checksum: XXH3 (64 bit) of bytes that come in pieces, as 16 hexadecimal digits.
+// Checksum: XXH3 (64 bit) of bytes that are added in pieces, as 16 hexadecimal digits.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void add(const void* bytes, std::size_t count);
-  std::string text() const;  // of everything added so far
+  std::string text() const;  // checksum of all bytes added so far
 
  private:
   struct State;

@@ -8,7 +8,7 @@
 namespace goat {
 namespace {
 
-// -p log p, a probability's part of an entropy in nats.
+// -p log p: the term of one outcome in an entropy, in nats.
 double entropy_term(double p) { return p > 0 ? -p * std::log(p) : 0; }
 
 }  // namespace
@@ -63,9 +63,10 @@ void CopyMixture::read(std::uint64_t index, std::span<std::int32_t> inputs, std:
 }
 
 // Given the tokens up to x_i, with u = (1 - p_first - p_prev) / V, the next token is x_0 with probability
-// p_first + u, x_{i-1} with p_prev + u, any other with u; and if x_{i-1} = x_0 (always so at i = 0 and i =
-// 1), that token has p_first + p_prev + u. The optimal predictor knows these probabilities, so its expected
-// loss at i is the entropy of the one case or the other, weighted by c_{i-1}, where c_k = P(x_k = x_0):
+// p_first + u, x_{i-1} with probability p_prev + u, and any other token with probability u. If x_{i-1} = x_0
+// (always so at i = 0 and i = 1), that token has probability p_first + p_prev + u. The optimal predictor
+// knows these probabilities. Therefore its expected loss at i is the mean of the two cases' entropies,
+// weighted by c_{i-1} and 1 - c_{i-1}, where c_k = P(x_k = x_0):
 //   c_0 = 1,   c_1 = p_first + p_prev + u,   c_k = p_first + u + p_prev c_{k-2}.
 std::optional<double> CopyMixture::bayes_optimal_loss() const {
   const double first = options_.p_first;
@@ -77,7 +78,7 @@ std::optional<double> CopyMixture::bayes_optimal_loss() const {
       entropy_term(first + noise) + entropy_term(prev + noise) + (vocab - 2) * entropy_term(noise);
 
   double sum = 0;
-  double coincidence = 1;       // P(x_{i-1} = x_0), with x_0 itself in its place at i = 0
+  double coincidence = 1;       // P(x_{i-1} = x_0); 1 at i = 0
   double next_coincidence = 1;  // P(x_i = x_0)
   for (std::int64_t i = 0; i < options_.seq_len; ++i) {
     sum += coincidence * same + (1 - coincidence) * different;

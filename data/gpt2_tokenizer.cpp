@@ -20,10 +20,10 @@ namespace fs = std::filesystem;
 namespace {
 constexpr const char* end_of_text_name = "<|endoftext|>";
 
-// In GPT-2's files a byte stands as one printable character: itself where it is one in Latin-1, else the next
-// of U+0100, U+0101, ...
+// GPT-2's files write each byte as one printable character. A byte that is printable in Latin-1 is written as
+// itself; the other bytes are written as U+0100, U+0101, ... in order.
 struct ByteAlphabet {
-  std::array<std::int32_t, 0x200> byte_of{};  // -1: stands for no byte
+  std::array<std::int32_t, 0x200> byte_of{};  // -1: no byte
 
   ByteAlphabet() {
     byte_of.fill(-1);
@@ -35,8 +35,7 @@ struct ByteAlphabet {
     }
   }
 
-  // The bytes that `text` (UTF-8) stands for. Every character of the alphabet takes one or two bytes of
-  // UTF-8.
+  // The bytes that `text` (UTF-8) means. Every character of the alphabet takes one or two bytes of UTF-8.
   std::string bytes(std::string_view text) const {
     std::string result;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -46,7 +45,7 @@ struct ByteAlphabet {
         code = (code & 0x1F) << 6 | (second & 0x3F);
         ++i;
       } else if (code >= 0x80) {
-        code = 0;  // stands for no byte
+        code = 0;  // longer characters mean no byte
       }
       if (byte_of[code] < 0)
         throw std::invalid_argument("\"" + std::string(text) +
@@ -74,9 +73,9 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 }
 }  // namespace
 
-// GPT-2's cut into pieces: English contractions; words, numbers and runs of other characters, each with the
-// space before it; runs of white space, of which the last character is left to the next piece. White space is
-// spelled out, because PCRE2's \s is not quite Unicode's White_Space.
+// Cuts text into GPT-2's pieces: English contractions; words, numbers and runs of other characters, each with
+// the space before it; runs of white space, without the last character if another piece follows. The pattern
+// lists the white space characters, because PCRE2's \s is not exactly Unicode's White_Space.
 class Gpt2Tokenizer::Pattern {
  public:
   Pattern() {
@@ -95,13 +94,14 @@ class Gpt2Tokenizer::Pattern {
     if (!match_) throw std::bad_alloc();
   }
 
-  // Calls piece(text) for each piece, in order; together they are the whole text, as each character starts
-  // one of the alternatives. Not for several threads at a time.
+  // Calls piece(text) for each piece, in order. The pieces are together the whole text, because every
+  // character can start one of the pattern's alternatives. Only one thread at a time may call it. Throws
+  // std::invalid_argument if the text is not UTF-8.
   template <class Piece>
   void cut(std::string_view text, Piece piece) const {
     for (std::size_t done = 0; done < text.size();) {
-      const std::uint32_t checked =
-          done == 0 ? 0 : PCRE2_NO_UTF_CHECK;  // the first call has checked all of the text
+      // The first call checks the whole text.
+      const std::uint32_t checked = done == 0 ? 0 : PCRE2_NO_UTF_CHECK;
       const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), done,
                                     PCRE2_ANCHORED | checked, match_.get(), nullptr);
       if (found <= PCRE2_ERROR_UTF8_ERR1 && found >= PCRE2_ERROR_UTF8_ERR21)
@@ -202,11 +202,11 @@ std::vector<std::int32_t> Gpt2Tokenizer::encode(const std::string& text) const {
   return ids;
 }
 
-// A queue of possible merges over a linked list of tokens: n log n for a piece of n bytes.
+// Uses a queue of possible merges over a linked list of tokens: O(n log n) for a piece of n bytes.
 void Gpt2Tokenizer::encode_piece(std::string_view piece, std::vector<std::int32_t>& ids) const {
   constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
   struct Node {
-    std::int32_t id;  // -1: taken into the token before it
+    std::int32_t id;  // -1: merged into the token before it
     std::size_t previous, next;
   };
   struct Possible {

@@ -1,4 +1,4 @@
-// Permutation: a random order of [0, n) that is computed, not stored: position i of any epoch is found
+// Permutation: a random order of [0, n) that is computed, not stored. Position i of any epoch is computed
 // without the positions before it.
 #pragma once
 
@@ -10,12 +10,12 @@
 namespace goat {
 
 // A Feistel network over the smallest power of two that holds n (Black & Rogaway, "Ciphers with arbitrary
-// finite domains", CT-RSA 2002): the index is cut into two halves, and each round adds (xor) a Philox
-// function of one half to the other, which can be undone and is therefore a bijection. A result of n or more
-// is put through again until it falls below n; it does so after less than two tries on average.
+// finite domains", CT-RSA 2002). The index is split into two halves. Each round computes the xor of one half
+// with a Philox function of the other half. This can be undone, so that it is a bijection. A result of n or
+// more goes through the network again until it is below n; this takes less than two tries on average.
 class Permutation {
  public:
-  // `epoch` selects one of the seed's permutations; n must be positive.
+  // `epoch` selects one of the seed's permutations. n must be positive.
   Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch)
       : n_(n),
         low_bits_(static_cast<int>(std::bit_width(n - 1)) / 2),
@@ -24,7 +24,7 @@ class Permutation {
     key_ = {words[0], words[1]};
   }
 
-  // Where `index` (below n) goes.
+  // The image of `index`, index < n.
   std::uint64_t operator()(std::uint64_t index) const {
     do index = encrypt(index);
     while (index >= n_);

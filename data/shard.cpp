@@ -43,7 +43,7 @@ class ShardFile {
             std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
   }
 
-  // Exactly `bytes` bytes from `offset` on.
+  // Reads exactly `bytes` bytes, starting at `offset`.
   void read(std::int64_t offset, void* data, std::int64_t bytes) const {
     char* to = static_cast<char*>(data);
     while (bytes > 0) {

@@ -14,21 +14,21 @@ namespace goat {
 static_assert(std::endian::native == std::endian::little,
               "token shards are read as they lie on disk: little-endian machines only");
 
-// What tells a file from one that took its place, or from itself after a change.
+// Shows whether a path still names the same file with the same contents.
 struct FileIdentity {
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
   std::int64_t bytes = 0;
-  std::int64_t modified = 0;  // ns
+  std::int64_t modified = 0;  // time in ns
   bool operator==(const FileIdentity&) const = default;
 };
 
-// Reads with pread rather than through a memory map: a file that is cut short under a map kills the process
-// (SIGBUS), and no check beforehand can rule that out. The file is opened anew for every read, so that a set
-// of thousands of shards needs no descriptors, and is then compared (device, inode, size, time of
-// modification) with the file that was opened at first: a shard that was removed, replaced or rewritten
-// during training is an error. Both calls cost microseconds against the milliseconds of a training step. A
-// Shard is immutable: threads may share it.
+// Reads with pread, not through a memory map. If a mapped file is cut short, the system kills the process
+// (SIGBUS), and no check beforehand can prevent that. The file is opened again for every read, so that
+// thousands of shards need no descriptors. It is then compared with the file that was opened first (device,
+// inode, size, time of modification). Therefore a shard that was removed, replaced or rewritten during
+// training is an error. Both calls take microseconds; a training step takes milliseconds. A Shard is
+// immutable, so that threads may share it.
 class Shard {
  public:
   static constexpr std::int32_t magic = 20240520;
@@ -41,11 +41,11 @@ class Shard {
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
 
-  // Tokens first .. first + size - 1, which must lie in the shard, each below the vocabulary size. Throws
-  // DataError.
+  // Reads tokens first .. first + size - 1, which must be inside the shard. Throws DataError if the file has
+  // changed, or if a token is not below the vocabulary size.
   void read(std::int64_t first, std::span<std::uint16_t> tokens) const;
 
-  // Checksum of the header and of 16 pieces of 4 KiB all over the file. Throws DataError.
+  // Checksum of the header and of 16 pieces of 4 KiB, spread over the file. Throws DataError.
   std::string samples_checksum() const;
 
  private:

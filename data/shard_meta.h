@@ -1,4 +1,4 @@
-// ShardMeta: what meta.json, which prepare.py leaves beside shards, says about them.
+// ShardMeta: the description of shards in meta.json, which prepare.py writes beside them.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,17 @@ namespace goat {
 
 struct ShardMeta {
   std::string tokenizer;                      // "bytes", "gpt2"
-  std::int64_t vocab = 0;                     // tokens of the tokenizer
-  std::optional<std::int64_t> end_of_text;    // the token before each document, where there is one
+  std::int64_t vocab = 0;                     // vocabulary size of the tokenizer
+  std::optional<std::int64_t> end_of_text;    // the token before each document, if there is one
   std::map<std::string, std::string> sha256;  // of each shard, by file name
 
-  // Whether a model of `model_vocab` tokens is for this tokenizer: it may have up to 127 more, as padding.
+  // Whether a model with a vocabulary of `model_vocab` fits this tokenizer. It may have up to 127 more
+  // tokens as padding.
   bool fits(std::int64_t model_vocab) const { return vocab <= model_vocab && model_vocab < vocab + 128; }
 };
 
-// Reads FOLDER/meta.json. nullopt where there is none, or where it is not what prepare.py writes: shards that
-// others made may stand beside a meta.json of their own.
+// Reads FOLDER/meta.json. nullopt if there is none, or if prepare.py did not write it: shards from another
+// source may have a meta.json of their own.
 std::optional<ShardMeta> read_shard_meta(const std::filesystem::path& folder);
 
 }  // namespace goat

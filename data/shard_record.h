@@ -1,5 +1,5 @@
-// ShardRecord: what tells a shard from another one, or from itself after it was made again, in whatever
-// folder it lies.
+// ShardRecord: identifies a shard independently of its folder. It shows whether a shard was replaced
+// or made again.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 namespace goat {
 
 struct ShardRecord {
-  std::string name;         // of the file, without its folder
-  std::int64_t tokens = 0;  // in it
-  std::string samples;      // checksum of the header and of pieces all over the file
-  std::string sha256;       // of the whole file, as the meta.json beside it has it; empty where there is none
+  std::string name;         // file name without its folder
+  std::int64_t tokens = 0;  // number of tokens
+  std::string samples;      // checksum of the header and of pieces spread over the file
+  std::string sha256;       // of the whole file, from the meta.json beside it; empty if there is none
 
   // A missing sha256 counts as equal to any other.
   bool same_as(const ShardRecord& other) const {

@@ -52,7 +52,7 @@ std::vector<std::string> files_matching(const std::string& pattern) {
   if (result == GLOB_NOSPACE) throw std::bad_alloc();
   if (result != 0) return {};
   std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-  std::sort(files.begin(), files.end());  // glob's own order depends on the locale
+  std::sort(files.begin(), files.end());  // glob's order depends on the locale
   return files;
 }
 
@@ -64,7 +64,8 @@ ShardSource::ShardSource(ShardOptions options) : options_(std::move(options)), s
   }
   read_metas();
   const std::int64_t length = options_.seq_len;
-  const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);  // positions at which a target can be
+  // Number of positions that can be a target.
+  const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);
   if (usable < length) {
     throw DataError("the shards matching '" + options_.pattern + "' hold " + std::to_string(tokens()) +
                     " tokens together, too few for one sequence of " + std::to_string(length) +
@@ -137,7 +138,7 @@ std::int64_t ShardSource::block_start(std::uint64_t index) const {
   const std::uint64_t position = index % blocks_;
   if (!options_.shuffle) return static_cast<std::int64_t>(position) * options_.seq_len;
   const std::uint64_t block = Permutation(blocks_, options_.seed, epoch)(position);
-  // Block 0 of this Philox sequence is the permutation's key.
+  // Block 1, because block 0 of this Philox sequence is the permutation's key.
   const double u = uniform(philox(options_.seed, RandomStream::shuffle, epoch, 1)[0]);
   const auto shift = static_cast<std::int64_t>(u * static_cast<double>(shifts_));
   return shift + static_cast<std::int64_t>(block) * options_.seq_len;
@@ -152,7 +153,7 @@ void ShardSource::read(std::uint64_t index, std::span<std::int32_t> inputs, std:
   }
   if (check_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) check_.get();
 
-  const std::size_t before = options_.bos_block ? 0 : 1;  // stream tokens before the first target
+  const std::size_t before = options_.bos_block ? 0 : 1;  // number of stream tokens before the first target
   std::vector<std::uint16_t> block(length + before);
   read_stream(block_start(index), block);
   std::copy(block.begin() + static_cast<std::ptrdiff_t>(before), block.end(), targets.begin());

@@ -1,5 +1,5 @@
-// ShardSource: training sequences cut out of one long stream of tokens, which lies in the shards that match a
-// glob, one after the other by name.
+// ShardSource: training sequences cut from one long stream of tokens. The stream consists of the shards that
+// match a glob pattern, in the order of their names.
 #pragma once
 
 #include <future>
@@ -14,41 +14,45 @@
 namespace goat {
 
 struct ShardOptions {
-  std::string pattern;       // glob(3), with ~; a name that a file has means that file
+  // glob(3) pattern, with ~. A pattern that is the name of a file means that file.
+  std::string pattern;
   std::int64_t seq_len = 0;  // T
   bool bos_block = true;     // false: window
-  std::int32_t bos = 0;      // the token before each block in bos mode
-  std::int64_t vocab = 0;    // every token must be smaller
+  std::int32_t bos = 0;      // token before each block in bos mode
+  std::int64_t vocab = 0;    // every token must be below it
   bool shuffle = false;
   std::uint64_t seed = 0;
-  std::string advice{};              // how to get such shards, for the error where none is there
-  std::vector<std::string> files{};  // if any: these shards, in this order; messages call them by the pattern
+  // How to get such shards, for the error message if there are none.
+  std::string advice{};
+  // If not empty: these shards, in this order. Messages still use the pattern as their name.
+  std::vector<std::string> files{};
 };
 
-// The files that a pattern means, sorted by bytes; none where nothing matches.
+// The files that match a pattern, sorted by bytes. Empty if nothing matches.
 std::vector<std::string> files_matching(const std::string& pattern);
 
 // A block that starts at stream position o holds
 //   bos:     BOS, s_o .. s_{o+T-1}      inputs BOS, s_o .. s_{o+T-2}     targets s_o .. s_{o+T-1}
 //   window:  s_o .. s_{o+T}             inputs s_o .. s_{o+T-1}          targets s_{o+1} .. s_{o+T}
-// and blocks follow each other at a stride of T, so that each token is a target at most once an epoch. Blocks
-// cross the borders of shards.
+// Consecutive blocks start T tokens apart, so that each token is a target at most once per epoch. A block may
+// cross the border between two shards.
 //
-// Not shuffled (validation): block b starts at b T, and index >= sequences() begins again at block 0.
+// Not shuffled (validation): block b starts at b T. An index >= sequences() starts again at block 0.
 //
-// Shuffled (training): epoch e = index / sequences() has its own permutation of the blocks and its own shift
-// of all of them, uniform in [0, T), so that the model does not meet the same windows again. For sequences()
-// to be the same in every epoch it counts the blocks that fit at the largest shift, (N - T + 1) / T of N
-// tokens in bos mode: at most one block less than without a shift, and the tokens left out differ between
-// epochs. A stream too short even for that (N < 2T - 1) has one block, shifted within what there is.
+// Shuffled (training): epoch e = index / sequences() has its own permutation of the blocks, and its own shift
+// of all blocks, uniform in [0, T), so that the model does not see the same windows again. sequences() must
+// be the same in every epoch. Therefore it counts the blocks that fit at the largest shift: (N - T + 1) / T
+// of N tokens in bos mode. This is at most one block less than without a shift, and the tokens left out
+// differ between epochs. A stream that is too short for this (N < 2T - 1) has one block, with a shift that
+// keeps it inside the stream.
 //
-// The whole set is checked once in the background while training begins, for token ids outside the
-// vocabulary; what it finds is thrown by the next read. Reads check their own tokens as well, so that no bad
-// id is ever used. read() may be called by several threads.
+// While training begins, a background thread checks the whole set once for token ids outside the vocabulary.
+// The next read throws the error that it finds. Each read also checks its own tokens, so that no bad id is
+// ever used. Several threads may call read().
 class ShardSource final : public TokenSource {
  public:
-  // Opens every shard. Throws DataError if one is not valid, none matches, or all of them are too short for
-  // one sequence.
+  // Opens every shard. Throws DataError if a shard is not valid, if no file matches, or if all shards
+  // together are too short for one sequence.
   explicit ShardSource(ShardOptions options);
   ShardSource(const ShardSource&) = delete;
   ShardSource& operator=(const ShardSource&) = delete;
@@ -72,12 +76,12 @@ class ShardSource final : public TokenSource {
 
   ShardOptions options_;
   std::vector<Shard> shards_;
-  std::map<std::string, ShardMeta> metas_;  // by folder, of those that have one
+  std::map<std::string, ShardMeta> metas_;  // by folder; only folders that have one
   std::vector<std::int64_t> starts_;        // stream position of each shard's first token, and the total
-  std::uint64_t blocks_ = 0;                // a sequence each
-  std::int64_t shifts_ = 0;                 // shuffled epochs start at a position in [0, shifts)
+  std::uint64_t blocks_ = 0;                // one sequence each
+  std::int64_t shifts_ = 0;                 // the shift of a shuffled epoch is in [0, shifts_)
   std::stop_source stop_;
-  std::shared_future<void> check_;  // last, so that the check has ended before the shards go
+  std::shared_future<void> check_;  // last, so that the check ends before the shards are destroyed
 };
 
 }  // namespace goat

@@ -1,4 +1,4 @@
-// TokenSource: where training and validation sequences come from.
+// TokenSource: the interface of training and validation data.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,29 @@
 
 namespace goat {
 
-// Sequence `index` is a pure function of the source's options and `index`: the same whatever the rank count,
-// and a loader's whole state is a counter.
+// Sequence `index` depends only on the source's options and on `index`. It is the same for any number of
+// ranks, and the whole state of a loader is a counter.
 class TokenSource {
  public:
   static constexpr std::uint64_t endless = std::numeric_limits<std::uint64_t>::max();
 
   virtual ~TokenSource() = default;
   virtual std::string description() const = 0;  // one line for the log
-  // Sequences in one pass over the data (an epoch); `endless` for generated tasks.
+  // Number of sequences in one pass over the data (an epoch); `endless` for generated tasks.
   virtual std::uint64_t sequences() const = 0;
-  // Writes the T inputs and T targets (-1: not counted in the loss) of sequence `index`. Throws DataError.
+  // Writes the T inputs and T targets of sequence `index`. A target of -1 is not counted in the
+  // loss. Throws DataError.
   virtual void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) = 0;
-  // Waits for a check of all the data that goes on in the background, where there is one. Throws DataError
-  // for what it found.
+  // Waits for the background check of all data, if there is one. Throws DataError for what it found.
   virtual void finish_check() const {}
-  // What tells the data from others: a record of each shard, in order; empty for generated tasks. Throws
-  // DataError.
+  // Identifies the data: a record of each shard, in order. Empty for generated tasks. Throws DataError.
   virtual std::vector<ShardRecord> shards() const { return {}; }
-  // The tokenizer that made the tokens ("bytes", "gpt2"), as the data say; empty where they do not.
+  // The tokenizer that made the tokens ("bytes", "gpt2"), as stated beside the data. Empty if
+  // nothing is stated.
   virtual std::string tokenizer() const { return ""; }
-  // What a person should know about the data before training on them, a sentence each.
+  // What the user should know about the data before training on them; each note is a sentence.
   virtual std::vector<std::string> notes() const { return {}; }
-  // Mean loss, in nats a token, of the best possible predictor, where the task has a known one.
+  // Mean loss, in nats per token, of the best possible predictor, if it is known for the task.
   virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }
 };
 

@@ -29,7 +29,7 @@ std::vector<std::int32_t> IdTokenizer::encode(const std::string& text) const {
 namespace {
 bool is_continuation(unsigned char byte) { return (byte & 0xC0) == 0x80; }
 
-// Bytes of the character that begins with `lead`; 1 for a byte that begins none.
+// Length in bytes of the character that begins with `lead`; 1 for a byte that cannot begin a character.
 std::size_t character_length(unsigned char lead) {
   if (lead >= 0xC2 && lead <= 0xDF) return 2;
   if (lead >= 0xE0 && lead <= 0xEF) return 3;
@@ -37,7 +37,7 @@ std::size_t character_length(unsigned char lead) {
   return 1;
 }
 
-// Second bytes that would make an overlong form, a surrogate or a code point above U+10FFFF.
+// Whether the second byte would make an overlong form, a surrogate or a code point above U+10FFFF.
 bool impossible_second(unsigned char lead, unsigned char second) {
   return (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
          (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
@@ -45,8 +45,8 @@ bool impossible_second(unsigned char lead, unsigned char second) {
 }  // namespace
 
 std::size_t complete_utf8(const std::string& text) {
-  std::size_t start =
-      text.size();  // of the last byte that is no continuation, if that is among the last three
+  // One past the last byte that is not a continuation byte. At most three continuation bytes are skipped.
+  std::size_t start = text.size();
   while (start > 0 && text.size() - start < 3 && is_continuation(static_cast<unsigned char>(text[start - 1])))
     --start;
   if (start == 0) return text.size();

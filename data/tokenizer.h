@@ -1,4 +1,5 @@
-// Tokenizer: text to token ids and back. Bytes and bare ids are here; GPT-2's is in data/gpt2_tokenizer.h.
+// Tokenizer: converts text to token ids and back. Bytes and plain ids are here, GPT-2's
+// is in data/gpt2_tokenizer.h.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,12 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual const char* name() const = 0;
-  virtual std::int64_t vocabulary() const = 0;  // it knows the ids 0 .. vocabulary() - 1
+  virtual std::int64_t vocabulary() const = 0;  // the valid ids are 0 .. vocabulary() - 1
   // Throws std::invalid_argument for text that it cannot read.
   virtual std::vector<std::int32_t> encode(const std::string& text) const = 0;
-  // The bytes that token `id` adds to the output; a character may be spread over several tokens.
+  // The bytes that token `id` adds to the output. The bytes of one character may come from several tokens.
   virtual std::string decode(std::int32_t id) const = 0;
-  // The token between documents, where there is one.
+  // The token between documents, if there is one.
   virtual std::optional<std::int32_t> end_of_text() const { return std::nullopt; }
 };
 
@@ -30,8 +31,8 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(std::int32_t id) const override { return std::string(1, static_cast<char>(id)); }
 };
 
-// For tokens that stand for no text: ids in decimal, separated by white space. decode puts a space after each
-// id.
+// For tokens that do not stand for text: decimal ids, separated by white space. decode writes a space
+// after each id.
 class IdTokenizer final : public Tokenizer {
  public:
   explicit IdTokenizer(std::int64_t vocabulary) : vocabulary_(vocabulary) {}
@@ -44,7 +45,7 @@ class IdTokenizer final : public Tokenizer {
   std::int64_t vocabulary_;
 };
 
-// How many leading bytes of `text` can be shown without cutting a UTF-8 character that later bytes may
+// Number of leading bytes of `text` that can be shown without cutting a UTF-8 character that later bytes may
 // complete. Invalid bytes are not held back.
 std::size_t complete_utf8(const std::string& text);
 

@@ -1,13 +1,13 @@
-// Attention backward on the CPU: the tiles of the forward pass again, p recomputed from lse.
+// Attention backward on the CPU. It visits the same tiles as the forward pass and recomputes p from lse.
 //
-// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and S = p (dp - delta) in place, keys
-// along the vector lanes, and from them dv += p^T dout, dk += S^T q, dq += S k and the column sums dkey_bias
-// and dslope.
+// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and S = p (dp - delta) in place, with
+// keys along the vector lanes. From them it computes dv += p^T dout, dk += S^T q, dq += S k and the column
+// sums dkey_bias and dslope.
 //
-// Two schedules visit the tiles. Where there are enough heads, a thread owns a head and takes every tile
-// once, dq waiting in its scratch. With few heads threads own tiles of keys, then tiles of queries, and
-// compute s and dp twice: 7 products instead of 5, but all threads work. Both add the same sums in the same
-// order, so the gradients do not depend on the schedule or on the number of threads.
+// There are two schedules. If there are enough heads, a thread owns a head, visits every tile once, and keeps
+// dq in its scratch. With few heads, threads own tiles of keys, then tiles of queries, and compute s and dp
+// twice: 7 products instead of 5, but all threads work. Both add the same terms in the same order, so that
+// the gradients do not depend on the schedule or on the number of threads.
 #include <omp.h>
 
 #include <numeric>
@@ -20,7 +20,7 @@ namespace goat {
 namespace {
 using namespace attention;
 
-// A thread's tiles; D = d_h rounded up to 16.
+// The tiles of one thread. D = d_h rounded up to 16.
 struct BackwardTiles {
   float* k;            // [key_tile, D]
   float* k_columns;    // [d_h, key_tile], k transposed
@@ -33,7 +33,7 @@ struct BackwardTiles {
   float* dout;         // [query_tile, D]
   float* p;            // [query_tile, key_tile]: s, then p
   float* ds;           // [query_tile, key_tile]: dp, then S
-  float* dq;           // [query_rows, D], not yet scaled: one tile or a whole head
+  float* dq;           // [query_rows, D], not yet scaled; one tile or a whole head
   const float* lse;    // [query_tile]
   const float* delta;  // [query_tile]
   Index head_dim;
@@ -65,14 +65,14 @@ struct BackwardTiles {
 
 enum class Gradients { of_keys, of_queries, of_both };
 
-// The key lanes, in whole vectors, that the products read in the block of query rows from `row` on: up to the
-// last block of keys that it sees.
+// Number of key lanes, in whole vectors, that the products read for the block of query rows that starts at
+// `row`: all keys up to the last block of keys that these rows see.
 SIMD_INLINE Index lanes_seen(const TileEdge& edge, Index row) {
   return round_up(round_up(edge.keys_seen(row + block_rows - 1), block_rows), block_columns);
 }
 
-// p and S of one query row from s and dp, zero on keys the row does not see; S is added to the tile's column
-// sums.
+// Computes p and S of one query row from s and dp. Both are zero at keys that the row does not see. Adds S to
+// the tile's column sums.
 SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edge, Index row, float scale,
                                   float slope, float* bias_sum, float* slope_sum) {
   float* p = tile.p + row * key_tile;
@@ -94,8 +94,8 @@ SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edg
   }
 }
 
-// Adds one tile's share to the gradients; dq: the tile's rows of dq, written instead where the tile has the
-// head's first keys.
+// Adds one tile's terms to the gradients. `dq` points to the tile's rows of dq. They are overwritten if the
+// tile holds the head's first keys.
 SIMD_CLONES void differentiate(const BackwardTiles& tile, const TileEdge& edge, float scale, float slope,
                                Gradients wanted, float* dq, bool first_keys) {
   float bias_sum[key_tile] = {}, slope_sum[key_tile] = {};
@@ -125,7 +125,7 @@ SIMD_CLONES void differentiate(const BackwardTiles& tile, const TileEdge& edge, 
   }
 }
 
-// One head's backward pass in a thread's scratch.
+// The backward pass of one head, in the scratch of one thread.
 class HeadBackward {
  public:
   HeadBackward(const AttentionBackward& op, Index head, float* memory)
@@ -138,14 +138,14 @@ class HeadBackward {
         h_(head % op.q.shape[2]),
         slope_(op.slope ? op.slope.as<float>()[h_] : 0.0f) {}
 
-  // Every tile once.
+  // Visits every tile once.
   void all() {
     for (Index first_key = 0; first_key < t_k_; first_key += key_tile) keys(first_key, Gradients::of_both);
     store_queries(0, t_q_);
   }
 
-  // dk, dv, dkey_bias and dslope of one tile of keys; with of_both also its share of dq for all rows, left in
-  // scratch.
+  // Computes dk, dv, dkey_bias and dslope of one tile of keys. With of_both it also adds the tile's terms of
+  // dq for all rows, in scratch.
   void keys(Index first_key, Gradients wanted) {
     load_keys(first_key);
     std::fill_n(tiles_.dk, key_tile * tiles_.width, 0.0f);
@@ -162,7 +162,7 @@ class HeadBackward {
     store_keys(first_key, std::min(key_tile, t_k_ - first_key));
   }
 
-  // dq of one tile of queries.
+  // Computes dq of one tile of queries.
   void queries(Index first_query) {
     load_queries(first_query);
     const Index rows = std::min(query_tile, t_q_ - first_query);
@@ -198,8 +198,8 @@ class HeadBackward {
     tiles_.delta = op_.delta.as<float>() + head_ * t_q_ + first_query;
   }
 
-  // One row of dq or dk: content times scale, lanes zero; the first lanes go to `lanes`, if wanted, times
-  // lane_scale.
+  // Writes one row of dq or dk: the content coordinates times scale, and zeros in the lanes. The gradients of
+  // the first lanes, times lane_scale, go to `lanes` if it is present.
   void store_row(float* to, const float* gradient, const Tensor& lanes, Index row, float lane_scale) const {
     for (Index c = 0; c < op_.content_dim; ++c) to[c] = op_.scale * gradient[c];
     std::fill(to + op_.content_dim, to + tiles_.head_dim, 0.0f);
@@ -208,7 +208,7 @@ class HeadBackward {
     for (Index c = 0; c < lanes.shape[3]; ++c) lane_row[c] = lane_scale * gradient[op_.content_dim + c];
   }
 
-  // Scratch row 0 of dq is row `first` of the head.
+  // Row 0 of the scratch dq is row `first` of the head.
   void store_queries(Index first, Index count) const {
     const auto dq = head_rows<float>(op_.dq, b_, h_);
     for (Index r = 0; r < count; ++r)
@@ -232,8 +232,8 @@ class HeadBackward {
   float slope_;
 };
 
-// delta[b, h, i] = <dout_i, out_i>, summed in 16 lanes first, so that zero padding does not change a bit.
-// Threads own tokens; reads dout and out once.
+// delta[b, h, i] = <dout_i, out_i>. It is first summed in 16 lanes, so that zero padding of d_h does not
+// change a bit. Threads own tokens. Reads dout and out once.
 void row_products(const AttentionBackward& op) {
   const Index rows = op.q.shape[0] * op.q.shape[1], t_q = op.q.shape[1], heads = op.q.shape[2],
               head_dim = op.q.shape[3];
@@ -251,7 +251,7 @@ void row_products(const AttentionBackward& op) {
     }
 }
 
-// A thread owns a head. Scratch: its tiles and dq [T_q, D].
+// A thread owns a head. Its scratch holds the tiles and dq [T_q, D].
 void backward_by_heads(const AttentionBackward& op, Index heads) {
   const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], op.q.shape[1]));
 #pragma omp parallel for schedule(dynamic, 1)
@@ -259,7 +259,7 @@ void backward_by_heads(const AttentionBackward& op, Index heads) {
     HeadBackward(op, head, scratch.of_thread(omp_get_thread_num())).all();
 }
 
-// A thread owns a tile of keys, then a tile of queries; tiles with the most work go first.
+// A thread owns a tile of keys, then a tile of queries. Tiles with the most work come first.
 void backward_by_tiles(const AttentionBackward& op, Index heads) {
   const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], query_tile));
   const Index key_tiles = tiles_of(op.k.shape[1], key_tile),
@@ -278,13 +278,13 @@ void backward_by_tiles(const AttentionBackward& op, Index heads) {
 }
 }  // namespace
 
-// Reads q, k, v, dout and writes dq, dk, dv once from memory; tiles of q and dout are read again from cache
-// for each tile of keys.
+// Reads q, k, v and dout and writes dq, dk and dv once from memory. For each tile of keys, the tiles of q and
+// dout are read again from cache.
 void CpuDevice::launch(const AttentionBackward& op) {
   row_products(op);
   const Index heads = op.q.shape[0] * op.q.shape[2], threads = omp_get_max_threads();
-  const Index products_by_heads = 5 * round_up(heads, threads),
-              products_by_tiles = 7 * heads;  // in units of one product of one head on one thread
+  // Cost of the two schedules. The unit is one product of one head on one thread.
+  const Index products_by_heads = 5 * round_up(heads, threads), products_by_tiles = 7 * heads;
   if (products_by_heads <= products_by_tiles)
     backward_by_heads(op, heads);
   else

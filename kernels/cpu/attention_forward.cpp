@@ -1,9 +1,9 @@
-// Attention forward on the CPU: tiles of queries against tiles of keys with an online softmax (Milakov &
+// Attention forward on the CPU: tiles of queries times tiles of keys with an online softmax (Milakov &
 // Gimelshein 2018; Dao et al. 2022).
 //
-// A thread owns one tile of queries of one head. Scores are kept transposed, z^T[key, query], so that queries
-// lie along the vector lanes: row maxima and sums need no horizontal reduction, and K and V are used as they
-// lie in memory. Only q is transposed, once a tile.
+// A thread owns one tile of queries of one head. Scores are stored transposed, z^T[key, query], so that
+// queries lie along the vector lanes. Then row maxima and sums need no horizontal reduction, and K and V are
+// used in their memory layout. Only q is transposed, once per tile.
 #include <omp.h>
 
 #include <cmath>
@@ -17,17 +17,17 @@ namespace goat {
 namespace {
 using namespace attention;
 
-// A thread's state of one query tile; D = d_h rounded up to 16.
+// The state of one query tile in a thread. D = d_h rounded up to 16.
 struct ForwardTile {
   float* q;         // [d_h, query_tile], transposed
   float* k;         // [key_tile, D]
   float* v;         // [key_tile, D]
-  float* p;         // [key_tile, query_tile]: z^T, then p^T
+  float* p;         // [key_tile, query_tile], z^T, then p^T
   float* out;       // [query_tile, D], not yet divided by sum
-  float* maximum;   // [query_tile] of the logits so far
-  float* sum;       // [query_tile] of exp(z - maximum)
-  float* shrink;    // [query_tile] exp(old maximum - new maximum)
-  float* position;  // [query_tile] i' relative to the tile's first key
+  float* maximum;   // [query_tile], maximum of the logits so far
+  float* sum;       // [query_tile], sum of exp(z - maximum)
+  float* shrink;    // [query_tile], exp(old maximum - new maximum)
+  float* position;  // [query_tile], i' relative to the tile's first key
   Index head_dim;
   Index width;  // D
 
@@ -51,13 +51,13 @@ struct ForwardTile {
   }
 };
 
-// The first vector of query lanes that the product p v reads at `key`: that of the first block of rows in
-// which a query sees the key.
+// The first query lane, rounded down to a whole vector, that the product p v reads at `key`. It belongs to
+// the first block of rows with a query that sees the key.
 SIMD_INLINE Index first_lane(const TileEdge& edge, Index key) {
   return edge.first_query(key) / block_rows * block_rows / block_columns * block_columns;
 }
 
-// p^T <- logits, -inf where the causal mask hides the key; maximum and shrink are brought up to date.
+// p^T <- logits, or -inf where the causal mask hides the key. Updates maximum and shrink.
 SIMD_INLINE void logits(const ForwardTile& tile, const TileEdge& edge, float scale, float slope) {
   const Index lanes = round_up(edge.queries, block_columns);
   float new_maximum[query_tile];
@@ -80,7 +80,7 @@ SIMD_INLINE void logits(const ForwardTile& tile, const TileEdge& edge, float sca
   }
 }
 
-// p^T <- exp(logits - maximum), added to sum.
+// p^T <- exp(logits - maximum). Adds p to sum.
 SIMD_INLINE void exponentials(const ForwardTile& tile, const TileEdge& edge) {
   const Index lanes = round_up(edge.queries, block_columns);
   float added[query_tile] = {};
@@ -96,7 +96,7 @@ SIMD_INLINE void exponentials(const ForwardTile& tile, const TileEdge& edge) {
   for (Index i = 0; i < lanes; ++i) tile.sum[i] = tile.sum[i] * tile.shrink[i] + added[i];
 }
 
-// Takes one tile of keys into the running softmax: z^T = K q^T, out <- out * shrink + p v.
+// Adds one tile of keys to the online softmax: z^T = K q^T, out <- out * shrink + p v.
 SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float scale, float slope) {
   const Index lanes = round_up(edge.queries, block_columns);
   for (Index key = 0; key < edge.keys; key += block_rows) {
@@ -117,7 +117,7 @@ SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float sca
                  edge.keys_seen(i + block_rows - 1), true);
 }
 
-// out and lse of the queries first_query .. first_query + query_tile of one head.
+// Computes out and lse of the queries first_query .. first_query + query_tile - 1 of one head.
 void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_query, float* memory) {
   const Index t_q = op.q.shape[1], t_k = op.k.shape[1], heads = op.q.shape[2], head_dim = op.q.shape[3];
   const Index queries = std::min(query_tile, t_q - first_query);
@@ -149,10 +149,10 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
 }
 }  // namespace
 
-// Threads own query tiles; those that see the most keys go first. Reads q and writes out once, reads k and v
-// once a query tile (from cache).
+// Threads own query tiles. Tiles that see the most keys come first. Reads q and writes out once; reads k and
+// v once per query tile (from cache).
 void CpuDevice::launch(const AttentionForward& op) {
-  op.q.as<float>();  // a wrong dtype throws here, not in a thread
+  op.q.as<float>();  // throws for a wrong dtype here, not in a thread
   const Index heads = op.q.shape[2], tiles = tiles_of(op.q.shape[1], query_tile),
               items = op.q.shape[0] * heads * tiles;
   const Scratch scratch(omp_get_max_threads(), ForwardTile::floats(op.q.shape[3]));

@@ -1,8 +1,8 @@
-// The pieces that attention's forward and backward pass share on the CPU: heads as strided rows, the causal
-// edge of a tile, scratch memory, and the register-blocked product that does nearly all of the arithmetic.
+// Shared by the forward and backward pass of attention on the CPU: heads as strided rows, the causal edge of
+// a tile, scratch memory, and the register-blocked product that does nearly all of the arithmetic.
 //
-// A tile of scratch is row-major, 64-byte aligned, and padded with zeros to whole blocks, so that no product
-// has a remainder: rows to a multiple of block_rows, columns to a multiple of block_columns.
+// A tile in scratch is row-major, 64-byte aligned, and padded with zeros to whole blocks, so that no product
+// has a remainder. Rows are padded to a multiple of block_rows, columns to a multiple of block_columns.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +20,17 @@ namespace goat::attention {
 
 using Index = std::int64_t;
 
-constexpr Index block_rows = 6;      // 6 x 16 accumulators: 12 registers of AVX2 or 6 of AVX-512, which hides
-                                     // most of the latency of two FMA units
+// 6 x 16 accumulators take 12 registers of AVX2 or 6 of AVX-512. This hides most of the latency of
+// two FMA units.
+constexpr Index block_rows = 6;
 constexpr Index block_columns = 16;  // one cache line
-constexpr Index query_tile = 96;     // tiles: multiples of both
+constexpr Index query_tile = 96;     // both tiles are multiples of block_rows and block_columns
 constexpr Index key_tile = 96;
 
 constexpr Index round_up(Index n, Index multiple) { return (n + multiple - 1) / multiple * multiple; }
 constexpr Index tiles_of(Index n, Index tile) { return (n + tile - 1) / tile; }
 
-// Rows of one head of one sequence: row t at data + t * stride.
+// Rows of one head of one sequence: row t is at data + t * stride.
 template <class T>
 struct Rows {
   T* data;
@@ -37,32 +38,32 @@ struct Rows {
   T* operator[](Index row) const { return data + row * stride; }
 };
 
-// The head h of sequence b in a tensor [B, T, H, d_h].
+// Head h of sequence b in a tensor [B, T, H, d_h].
 template <class T = const float>
 Rows<T> head_rows(const Tensor& tensor, Index b, Index h) {
   return {tensor.as<float>() + b * tensor.stride[0] + h * tensor.stride[2], tensor.stride[1]};
 }
 
-// Where a tile of queries meets a tile of keys. Query row r (of `queries`) stands `lead + r` positions after
-// the tile's first key.
+// The causal mask of a tile of queries and a tile of keys. Query row r (of `queries`) is `lead + r` positions
+// after the tile's first key.
 struct TileEdge {
   Index queries;
   Index keys;
   Index lead;
   bool causal;
 
-  // How many of the tile's keys, counted from its first, query row r takes part with.
+  // Number of the tile's keys, counted from the first, that query row r sees.
   SIMD_INLINE Index keys_seen(Index row) const {
     return causal ? std::clamp<Index>(lead + row + 1, 0, keys) : keys;
   }
-  // The first query row that takes part with `key`.
+  // The first query row that sees `key`.
   SIMD_INLINE Index first_query(Index key) const {
     return causal ? std::clamp<Index>(key - lead, 0, queries) : 0;
   }
 };
 
-// Threads' scratch, allocated before a parallel region so that running out of memory is an exception and not
-// an abort.
+// Scratch memory of the threads. It is allocated before a parallel region, so that running out of memory
+// throws an exception instead of ending the program.
 class Scratch {
  public:
   Scratch(int threads, Index floats) : floats_(round_up(floats, block_columns)) {
@@ -81,7 +82,8 @@ class Scratch {
   std::unique_ptr<float, Free> memory_;
 };
 
-// tile[rows, width] = the first `width` coordinates of `rows` rows, zeros up to [padded_rows, padded_width].
+// tile[rows, width] = the first `width` coordinates of `rows` rows. Padded with zeros
+// to [padded_rows, padded_width].
 inline void load_tile(float* tile, Index padded_rows, Index padded_width, Rows<const float> from, Index rows,
                       Index width) {
   for (Index r = 0; r < rows; ++r) {
@@ -91,7 +93,7 @@ inline void load_tile(float* tile, Index padded_rows, Index padded_width, Rows<c
   std::fill(tile + rows * padded_width, tile + padded_rows * padded_width, 0.0f);
 }
 
-// tile[width, rows] = the transpose of the same, zeros up to [width, padded_rows].
+// tile[width, rows] = the transpose of the same coordinates. Padded with zeros to [width, padded_rows].
 inline void load_transposed(float* tile, Index padded_rows, Rows<const float> from, Index rows, Index width) {
   for (Index r = 0; r < rows; ++r) {
     const float* row = from[r];
@@ -101,15 +103,15 @@ inline void load_transposed(float* tile, Index padded_rows, Rows<const float> fr
     std::fill(tile + c * padded_rows + rows, tile + (c + 1) * padded_rows, 0.0f);
 }
 
-// A left operand: element (row, k) at data[row * row_stride + k * depth_stride], so that a transpose costs
-// nothing.
+// A left operand. Element (row, k) is at data[row * row_stride + k * depth_stride], so that a
+// transpose costs nothing.
 struct LeftOperand {
   const float* data;
   Index row_stride;
   Index depth_stride;
 };
 
-// c[6, 16] = (c if accumulate) + sum_{k < depth} a(r, k) b[k, 0..16), the sum kept in registers.
+// c[6, 16] = (c if accumulate) + sum_{k < depth} a(r, k) b[k, 0..16). The sum is kept in registers.
 SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, float* c, Index c_stride,
                                Index depth, bool accumulate) {
   float sum[block_rows][block_columns] = {};
@@ -133,8 +135,8 @@ SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, fl
   }
 }
 
-// c[6, columns] = (c if accumulate) + a b for six rows of a; columns a multiple of 16, b and c of the same
-// row stride `stride`.
+// c[6, columns] = (c if accumulate) + a b for six rows of a. columns is a multiple of 16; b and c have the
+// same row stride `stride`.
 SIMD_INLINE void product_rows(LeftOperand a, const float* b, float* c, Index stride, Index columns,
                               Index depth, bool accumulate) {
   for (Index w = 0; w < columns; w += block_columns)

@@ -1,8 +1,8 @@
-// Softmax cross entropy. With m = max_v z_v, e_v = exp(z_v - m), t the target and E = sum over v != t of e_v:
-//   loss = log(e_t + E) - (z_t - m),   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t +
-//   E).
-// E leaves the target out, so that neither loss nor gradient cancels where the target has almost all
-// probability.
+// Softmax cross entropy. With m = max_v z_v, e_v = exp(z_v - m), t the target, E = sum over v != t of e_v:
+//   loss = log(e_t + E) - (z_t - m),
+//   dloss/dz_v = e_v / (e_t + E) for v != t,   dloss/dz_t = -E / (e_t + E).
+// E leaves out the target, so that neither loss nor gradient suffers from cancellation if the target has
+// almost all of the probability.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,8 +15,8 @@ namespace goat {
 
 namespace {
 
-// Terms that are added in fp32 before they join a double: vectorises, and keeps the sum over a vocabulary
-// within a few ulp.
+// Number of terms that are added in fp32 before their sum is added to a double. This allows vectorisation and
+// keeps the sum over a vocabulary within a few ulp.
 constexpr std::int64_t block = 512;
 
 SIMD_CLONES float maximum(const float* values, std::int64_t count) {
@@ -39,7 +39,7 @@ SIMD_CLONES double sum_of_exponentials(const float* logits, std::int64_t count, 
   return total;
 }
 
-// The same sum, of values that become their exponentials.
+// The same sum. Each value is replaced by its exponential.
 SIMD_CLONES double exponentiate(float* values, std::int64_t count, float largest) {
   double total = 0;
   for (std::int64_t first = 0; first < count; first += block) {
@@ -72,7 +72,7 @@ float loss_of_row(const float* logits, std::int64_t vocab, std::int32_t target) 
   return loss_from(others, logits[target], largest);
 }
 
-// The row becomes weight times its gradient.
+// Overwrites the row with weight times its gradient. Returns the loss.
 float loss_and_gradient_of_row(float* logits, std::int64_t vocab, std::int32_t target, float weight) {
   const float largest = maximum(logits, vocab), target_logit = logits[target];
   const double others =
@@ -85,9 +85,9 @@ float loss_and_gradient_of_row(float* logits, std::int64_t vocab, std::int32_t t
 
 }  // namespace
 
-// Each thread owns whole rows. A row (200 kB at V = 50,257) is read from memory once and stays in the
-// second-level cache for the later passes; the gradient is written back once: 2 N V_p floats moved, N V
-// without backward.
+// A thread owns whole rows. A row (200 kB at V = 50,257) is read from memory once, stays in the
+// second-level cache for the later passes, and its gradient is written once. This moves 2 N V_p floats, or
+// N V without backward.
 void CpuDevice::launch(const CrossEntropy& op) {
   require_in_range("cross_entropy", op.targets, -1, op.vocab);
   const std::int64_t rows = op.logits.shape[0], padded_vocab = op.logits.shape[1];

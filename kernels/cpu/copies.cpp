@@ -1,4 +1,4 @@
-// Fill and Cast, the operations that also take bf16 on the CPU.
+// Fill and Cast. These operations also accept bf16 on the CPU.
 #include <algorithm>
 #include <bit>
 
@@ -8,17 +8,17 @@
 namespace goat {
 
 namespace {
-constexpr std::int64_t block_size = 8192;  // elements a thread takes at a time
+constexpr std::int64_t block_size = 8192;  // elements per thread and work item
 
 struct Bf16 {
-  std::uint16_t bits;  // the upper half of a float's
+  std::uint16_t bits;  // the upper half of the float's bits
 };
 
 SIMD_INLINE float to_float(float value) { return value; }
 SIMD_INLINE float to_float(Bf16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
 
 SIMD_INLINE void store(float& to, float value) { to = value; }
-// To nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 SIMD_INLINE void store(Bf16& to, float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = value != value ? bits | 0x400000u : bits + 0x7FFFu + ((bits >> 16) & 1u);
@@ -63,8 +63,8 @@ void CpuDevice::launch(const Fill& op) {
   });
 }
 
-// A thread owns a block of elements. Moves 8 bytes an element from f32 to f32, 6 between f32 and bf16, 4 from
-// bf16 to bf16.
+// A thread owns a block of elements. Moves 8 bytes per element from f32 to f32, 6 between f32 and bf16, and 4
+// from bf16 to bf16.
 void CpuDevice::launch(const Cast& op) {
   const std::int64_t count = op.out.elements();
   with_elements(op.out, [&](auto* out) {

@@ -1,5 +1,5 @@
-// The native CPU device: fp32, OpenMP over rows and heads, SIMD inside (simd.h), oneDNN for GEMM. Each
-// layer's file defines its launch().
+// The CPU device: fp32, OpenMP over rows and heads, SIMD (simd.h), oneDNN for GEMM. Each layer's file
+// defines its launch().
 #pragma once
 
 #include "kernels/device.h"

@@ -34,7 +34,7 @@ const char* vector_unit() {
   return "baseline SIMD";
 }
 
-// The number in a one-number file; nothing if there is no such file or it says "max".
+// The number in a file that holds one number. nullopt if there is no such file or it holds "max".
 std::optional<std::size_t> number_in(const char* path) {
   std::ifstream file(path);
   std::size_t value;
@@ -63,8 +63,8 @@ std::size_t available_memory() {
     std::size_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
     std::ifstream statistics("/sys/fs/cgroup/memory.stat");
     std::string name;
-    for (std::size_t bytes;
-         statistics >> name >> bytes;)  // cached files give way to a program that needs memory
+    // The system drops cached files if a program needs the memory.
+    for (std::size_t bytes; statistics >> name >> bytes;)
       if (name == "active_file" || name == "inactive_file") used -= std::min(used, bytes);
     available = std::min(available, *limit - std::min(*limit, used));
   }

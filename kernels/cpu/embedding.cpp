@@ -7,7 +7,7 @@
 
 namespace goat {
 
-// Each thread owns a range of tokens; 2 N C floats moved.
+// A thread owns a range of tokens. Moves 2 N C floats.
 void CpuDevice::launch(const EmbeddingForward& op) {
   const std::int64_t width = op.table.shape[1], tokens = op.tokens.elements();
   require_in_range("embedding_forward", op.tokens, 0, op.table.shape[0]);
@@ -18,9 +18,9 @@ void CpuDevice::launch(const EmbeddingForward& op) {
   for (std::int64_t n = 0; n < tokens; ++n) std::copy_n(table + ids[n] * width, width, out + n * width);
 }
 
-// Each thread owns a range of columns, whole cache lines wide, and walks all tokens in order: every sum has
-// one owner and a fixed order, and a token that repeats often loads no thread more than another. 3 N C floats
-// moved.
+// A thread owns a range of columns, whole cache lines wide, and visits all tokens in order. Therefore each
+// sum has one owner and a fixed order, and a token that occurs often does not give one thread more work than
+// another. Moves 3 N C floats.
 void CpuDevice::launch(const EmbeddingBackward& op) {
   const std::int64_t width = op.dtable.shape[1], tokens = op.tokens.elements();
   require_in_range("embedding_backward", op.tokens, 0, op.dtable.shape[0]);

@@ -6,8 +6,8 @@
 
 namespace goat {
 
-// The coordinate of an A-dimensional position that mode r acts on: of `modes` modes the first modes -
-// floor(modes/2) act on y, the rest on x.
+// The coordinate of an A-dimensional position that mode r uses. Of `modes` modes, the first modes -
+// floor(modes/2) use y and the others x.
 inline std::int64_t axis_of_mode(std::int64_t r, std::int64_t modes, std::int64_t axes) {
   return axes == 2 && r >= modes - modes / 2 ? 1 : 0;
 }
@@ -17,8 +17,8 @@ struct FourierPair {
   float sine;
 };
 
-// (cos, sin) of frequency * position. The angle is a double: as a float it would have lost 8 bits at position
-// 32767. A negative position has none.
+// (cos, sin) of frequency * position, or (0, 0) for a negative position. The angle is a double: a float would
+// lose 8 bits at position 32767.
 inline FourierPair fourier_pair(double frequency, std::int32_t position) {
   if (position < 0) return {0, 0};
   const double angle = frequency * position;

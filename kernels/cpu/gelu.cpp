@@ -1,5 +1,5 @@
-// GELU, tanh form, through the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)), which keeps its
-// relative accuracy in the left tail.
+// GELU, tanh form, computed with the logistic function: 1/2 (1 + tanh u) = 1 / (1 + e^(-2u)). This form keeps
+// its relative accuracy in the left tail.
 #include <algorithm>
 
 #include "kernels/cpu/cpu_device.h"
@@ -8,15 +8,16 @@
 namespace goat {
 
 namespace {
-constexpr std::int64_t block_size = 8192;     // elements a thread takes at a time
+constexpr std::int64_t block_size = 8192;     // elements per thread and work item
 constexpr float slope = 1.5957691216057308f;  // d(2u)/dx at 0: 2 sqrt(2/pi)
 constexpr float cubic = 0.044715f;
 
 struct Gate {
   float open;  // 1 / (1 + e^(-2u))
   float rate;  // d open / dx
-  float x;  // the argument, limited to where the gate is neither 0 nor 1: beyond, powers of x overflow to inf
-            // * 0
+  // The argument, limited to the range where the gate is neither 0 nor 1. Beyond it, powers of x would
+  // overflow and give inf * 0.
+  float x;
 };
 
 SIMD_INLINE Gate gate_at(float value) {
@@ -34,7 +35,7 @@ SIMD_CLONES void gelu(float* __restrict out, const float* __restrict x, std::int
   for (std::int64_t i = 0; i < count; ++i) out[i] = x[i] * gate_at(x[i]).open;
 }
 
-// d(x open)/dx = open + x d open/dx; dx may be dout.
+// d(x open)/dx = open + x d open/dx. dx may be dout.
 SIMD_CLONES void gelu_gradient(float* dx, const float* dout, const float* __restrict x, std::int64_t count) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
@@ -44,7 +45,7 @@ SIMD_CLONES void gelu_gradient(float* dx, const float* dout, const float* __rest
 }
 }  // namespace
 
-// A thread owns a block of elements. Moves 8 bytes an element.
+// A thread owns a block of elements. Moves 8 bytes per element.
 void CpuDevice::launch(const GeluForward& op) {
   const std::int64_t count = op.x.elements();
   const float* x = op.x.as<float>();
@@ -54,7 +55,7 @@ void CpuDevice::launch(const GeluForward& op) {
     gelu(out + first, x + first, std::min(block_size, count - first));
 }
 
-// A thread owns a block of elements. Moves 12 bytes an element.
+// A thread owns a block of elements. Moves 12 bytes per element.
 void CpuDevice::launch(const GeluBackward& op) {
   const std::int64_t count = op.x.elements();
   const float *x = op.x.as<float>(), *dout = op.dout.as<float>();

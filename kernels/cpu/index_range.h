@@ -8,8 +8,8 @@
 
 namespace goat {
 
-// Throws std::out_of_range, naming the first index outside [lowest, limit), before a kernel uses it as an
-// address.
+// Throws std::out_of_range, naming the first index outside [lowest, limit). Call it before a kernel uses the
+// indices as addresses.
 inline void require_in_range(const char* operation, const Tensor& indices, std::int64_t lowest,
                              std::int64_t limit) {
   const std::int32_t* values = indices.as<std::int32_t>();

@@ -1,4 +1,4 @@
-// LayerNorm with the residual connection in front of it.
+// LayerNorm of x + residual.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,12 +11,14 @@ namespace goat {
 
 namespace {
 struct RowStatistics {
-  float centre;  // mean = centre + shift: two floats, so that a mean far larger than the standard deviation
-  float shift;   // loses nothing when it is subtracted
+  // mean = centre + shift. Two floats, so that subtracting a mean far larger than the standard deviation
+  // loses no accuracy.
+  float centre;
+  float shift;
   float rstd;
 };
 
-// Two passes; the second, about the rounded mean, also measures what the rounding lost.
+// Two passes. The second pass subtracts the rounded mean and also measures its rounding error.
 SIMD_INLINE RowStatistics statistics_of(const float* row, std::int64_t width, float eps) {
   float total = 0;
 #pragma omp simd reduction(+ : total)
@@ -45,8 +47,8 @@ SIMD_CLONES RowStatistics normalise_row(float* __restrict out, const float* __re
   return s;
 }
 
-// With y = (sum - mean) rstd and g = dout weight:  dsum += rstd (g - <g> - y <g y>),  <.> the mean over the
-// row; dweight += dout y, dbias += dout.
+// With y = (sum - mean) rstd, g = dout weight and <.> the mean over the row:
+//   dsum += rstd (g - <g> - y <g y>),  dweight += dout y,  dbias += dout.
 SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, float* __restrict dbias,
                               const float* __restrict dout, const float* __restrict sum,
                               const float* __restrict weight, float mean, float rstd, std::int64_t width) {
@@ -69,8 +71,8 @@ SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight,
 }
 }  // namespace
 
-// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its
-// passes).
+// A thread owns rows. Moves 8 bytes per element, or 16 with a residual. A row stays in cache
+// between its passes.
 void CpuDevice::launch(const LayerNormForward& op) {
   const std::int64_t rows = op.x.shape[0], width = op.x.shape[1];
   const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>(),
@@ -87,7 +89,7 @@ void CpuDevice::launch(const LayerNormForward& op) {
   }
 }
 
-// A thread owns blocks of rows, then columns of dweight and dbias. Moves 16 bytes an element.
+// A thread owns blocks of rows, then columns of dweight and dbias. Moves 16 bytes per element.
 void CpuDevice::launch(const LayerNormBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
   const float *dout = op.dout.as<float>(), *sum = op.sum.as<float>(), *weight = op.weight.as<float>();

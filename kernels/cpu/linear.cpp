@@ -1,6 +1,6 @@
-// Linear layers on the CPU, always in full fp32: oneDNN's sgemm, which runs on all OpenMP threads and gives
-// the same bits for the same number of threads. dev/results/gemm_cpu.md holds the measurements behind the
-// choice.
+// Linear layers on the CPU, always in full fp32. They use oneDNN's sgemm, which runs on all OpenMP threads
+// and gives the same bits for the same number of threads. dev/results/gemm_cpu.md has the measurements
+// behind this choice.
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace goat {
 
 namespace {
 
-// A row-major operand of a GEMM: the tensor as it stands, or its transpose.
+// A row-major operand of a GEMM: the tensor or its transpose.
 struct Factor {
   const Tensor& tensor;  // [rows, columns], contiguous
   bool transposed;
@@ -37,8 +37,8 @@ void multiply(const Tensor& out, Factor left, Factor right, bool accumulate) {
 
 constexpr std::int64_t block_columns = 64;
 
-// sums[c] += sum over rows of matrix[row, c] for columns <= block_columns, in the order of the rows.
-// Accumulates in double, so that a long micro-batch costs no accuracy.
+// sums[c] += sum over rows of matrix[row, c], for `columns` <= block_columns columns, in the order of the
+// rows. Accumulates in double, so that a large micro-batch costs no accuracy.
 SIMD_CLONES void add_column_sums(float* sums, const float* matrix, std::int64_t rows, std::int64_t stride,
                                  std::int64_t columns) {
   std::array<double, block_columns> total{};
@@ -53,8 +53,8 @@ SIMD_CLONES void add_column_sums(float* sums, const float* matrix, std::int64_t 
 
 }  // namespace
 
-// out starts as the bias in every row, and the GEMM adds the product: one write of out more than without
-// bias.
+// First every row of out is set to the bias, then the GEMM adds the product. This writes out once more
+// than without bias.
 void CpuDevice::launch(const LinearForward& op) {
   if (op.bias) {
     const float* bias = op.bias.as<float>();
@@ -70,7 +70,7 @@ void CpuDevice::launch(const LinearBackwardInput& op) {
   multiply(op.dx, {op.dout, false}, {op.weight, false}, false);
 }
 
-// dbias: each thread owns blocks of columns of dout and reads each of its elements once.
+// dbias: a thread owns blocks of columns of dout and reads each element once.
 void CpuDevice::launch(const LinearBackwardWeight& op) {
   multiply(op.dweight, {op.dout, true}, {op.x, false}, true);
   if (!op.dbias) return;

@@ -1,12 +1,12 @@
-// The memory of this machine.
+// Memory available on this machine.
 #pragma once
 
 #include <cstddef>
 
 namespace goat {
 
-// What the kernel could hand out without swapping, or what the control group (a container's limit) leaves, if
-// that is less. In bytes.
+// Bytes that the kernel can provide without swapping, or that the control group (the limit of a container)
+// leaves, if that is less.
 std::size_t available_memory();
 
 }  // namespace goat

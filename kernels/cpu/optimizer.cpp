@@ -1,5 +1,5 @@
-// Loss, gradient norm and AdamW. Sums run over blocks of fixed size, added in order, so that no result
-// depends on the number of threads.
+// Loss, gradient norm and AdamW. Sums are computed over blocks of fixed size, and the blocks are added in
+// order, so that no result depends on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace goat {
 
 namespace {
-constexpr std::int64_t block_size = 16384;  // elements a thread takes at a time
+constexpr std::int64_t block_size = 16384;  // elements per thread and work item
 
 std::int64_t blocks_of(std::int64_t count) { return (count + block_size - 1) / block_size; }
 
@@ -56,8 +56,8 @@ AdamCoefficients coefficients_of(const AdamW& op) {
           correction(op.beta1), correction(op.beta2)};
 }
 
-// weights is where the update is taken; param receives the same value (they are one array if the parameter is
-// its own master).
+// The update is computed in `weights`. `param` receives the same value. Both are one array if the parameter
+// is its own master.
 SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, float* __restrict v,
                              const float* __restrict grad, std::int64_t count, const AdamCoefficients& a) {
 #pragma omp simd
@@ -74,14 +74,14 @@ SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, 
 }
 }  // namespace
 
-// One thread: N is small.
+// Uses one thread, because N is small.
 void CpuDevice::launch(const AddLoss& op) {
   const double sum =
       op.weight * sum_of_losses(op.losses.as<float>(), op.weights.as<float>(), op.losses.elements());
   op.state->loss = static_cast<float>(op.state->loss + sum);
 }
 
-// A thread owns blocks of each gradient. Moves 4 bytes a parameter.
+// A thread owns blocks of each gradient. Moves 4 bytes per parameter.
 void CpuDevice::launch(const GradientNorm& op) {
   double squares = 0;
   for (const Tensor& grad : op.grads) squares += sum_of_squares(grad);
@@ -96,7 +96,7 @@ void CpuDevice::launch(const GradientNorm& op) {
   state.updates += state.skip_update ? 0 : 1;
 }
 
-// A thread owns blocks of the parameter. Moves 28 bytes a parameter, 36 with a separate master copy.
+// A thread owns blocks of the parameter. Moves 28 bytes per parameter, or 36 with a separate master copy.
 void CpuDevice::launch(const AdamW& op) {
   if (op.state->skip_update) return;
   const std::int64_t count = op.param.elements();

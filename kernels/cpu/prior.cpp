@@ -18,7 +18,7 @@ std::vector<double> frequencies_as_double(const Tensor& frequency) {
 }
 }  // namespace
 
-// A thread owns rows t of the table. Writes 8 T R bytes; the cost is T R double-precision cos and sin.
+// A thread owns rows t of the table. Writes 8 T R bytes and computes T R double-precision cos and sin.
 void CpuDevice::launch(const FourierTable& op) {
   const std::int64_t rows = op.table.shape[0], modes = op.table.shape[1], axes = op.positions.shape[1];
   const std::vector<double> frequency = frequencies_as_double(op.frequency);
@@ -34,8 +34,8 @@ void CpuDevice::launch(const FourierTable& op) {
 }
 
 namespace {
-// Calls write(lanes, h, t) for each row of a strided x [B, T, H, d_h]; lanes points to its coordinate d_c. A
-// thread owns tokens (b, t).
+// Calls write(lanes, h, t) for each row of a strided x [B, T, H, d_h]. `lanes` points to coordinate d_c of
+// the row. A thread owns tokens (b, t).
 template <class Write>
 void for_each_head_row(const Tensor& x, std::int64_t content_dim, Write write) {
   const std::int64_t batch = x.shape[0], rows = x.shape[1], heads = x.shape[2];
@@ -48,7 +48,7 @@ void for_each_head_row(const Tensor& x, std::int64_t content_dim, Write write) {
 }
 }  // namespace
 
-// Writes 4 (d_h - d_c) bytes for each (b, t, h) of q and of k; the parameters and tables stay in cache.
+// Writes 4 (d_h - d_c) bytes for each (b, t, h) of q and of k. Parameters and tables stay in cache.
 void CpuDevice::launch(const PriorLanesForward& op) {
   const std::int64_t modes = op.fourier.shape[1];
   const float* fourier = op.fourier.as<float>() + op.first_position * modes * 2;
@@ -95,8 +95,8 @@ std::vector<double> centred_positions(const Tensor& positions, std::int64_t axis
   return centred;
 }
 
-// Sums over rows t of x_t = (dA or dC of one mode) against e_t = (cos, sin) and its perpendicular (sin,
-// -cos), also weighted by position.
+// Sums over rows t, where x_t is dA or dC of one mode, e_t = (cos, sin), and (sin, -cos) is perpendicular to
+// e_t. p is the position.
 struct ModeSums {
   double along = 0;            // sum x . (cos, sin)
   double across = 0;           // sum x . (sin, -cos)
@@ -111,7 +111,7 @@ struct ModeSums {
   }
 };
 
-// x and e point to the mode's first element of [T, R, 2] arrays.
+// x and e point to the first element of the mode in [T, R, 2] arrays.
 ModeSums sum_mode(const float* x, const float* e, const std::vector<double>& position, std::int64_t modes) {
   ModeSums sums;
   for (const double p : position) {
@@ -124,8 +124,8 @@ ModeSums sum_mode(const float* x, const float* e, const std::vector<double>& pos
   return sums;
 }
 
-// Sums of every head and mode [H, R] over the rows and the batch. A thread owns (sequence, head) pairs; these
-// are added up in order.
+// Sums of every head and mode [H, R] over the rows and the batch. A thread owns (sequence, head) pairs. The
+// sums of the pairs are then added in order.
 std::vector<ModeSums> sum_modes(const Tensor& lane_gradients, const float* fourier, std::int64_t modes,
                                 const std::vector<std::vector<double>>& positions) {
   const std::int64_t batch = lane_gradients.shape[0], heads = lane_gradients.shape[1],
@@ -145,8 +145,8 @@ std::vector<ModeSums> sum_modes(const Tensor& lane_gradients, const float* fouri
   return total;
 }
 
-// dfrequency_r += sum_h [ sum_i p_i (beta (cos, sin) - alpha (sin, -cos)) . dA_i - sum_j p_j (sin, -cos) .
-// dC_j ]
+// dfrequency_r += sum_h [ sum_i p_i (beta (cos, sin) - alpha (sin, -cos)) . dA_i
+//                           - sum_j p_j (sin, -cos) . dC_j ]
 void accumulate_frequency_gradient(const PriorLanesBackward& op, const std::vector<ModeSums>& query_sums,
                                    const std::vector<ModeSums>& key_sums) {
   const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
@@ -175,9 +175,10 @@ void accumulate_slope_gradient(const Tensor& dlambda, const Tensor& dslope) {
 }  // namespace
 
 // Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
-// of a gradient nearly cancel. Moving every position by the same amount leaves dfrequency as it is, but only
-// jointly (the dA part moves by the opposite of the dC part, as sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0):
-// so both count positions from their mean, which keeps the fp32 rounding of dA and dC small.
+// of a gradient nearly cancel.
+// A common offset of all positions does not change dfrequency: it changes the dA part and the dC part by
+// opposite amounts, because sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0. Therefore both parts count positions
+// from their mean, which keeps the effect of the fp32 rounding of dA and dC small.
 void CpuDevice::launch(const PriorLanesBackward& op) {
   const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
   std::vector<std::vector<double>> positions;
@@ -195,7 +196,8 @@ void CpuDevice::launch(const PriorLanesBackward& op) {
   if (op.dlambda) accumulate_slope_gradient(op.dlambda, op.dslope);
 }
 
-// A handful of numbers (one a head): serial, in double so that neither tail of the exponential loses digits.
+// There is one number per head, so that this is serial. It computes in double, so that neither tail of the
+// exponential loses digits.
 void CpuDevice::launch(const SoftplusForward& op) {
   const float* x = op.x.as<float>();
   float* out = op.out.as<float>();

@@ -1,4 +1,4 @@
-// RMSNorm with the residual connection in front of it.
+// RMSNorm of x + residual.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace goat {
 
 namespace {
-// Returns rstd.
+// Writes out and returns rstd.
 SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict row,
                                 const float* __restrict weight, std::int64_t width, float eps) {
   float squares = 0;
@@ -22,8 +22,8 @@ SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict r
   return rstd;
 }
 
-// With y = sum rstd and g = dout weight:  dsum += rstd (g - y <g y>),  <.> the mean over the row;  dweight +=
-// dout y.
+// With y = sum rstd, g = dout weight and <.> the mean over the row: dsum += rstd (g - y <g y>),  dweight
+// += dout y.
 SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, const float* __restrict dout,
                               const float* __restrict sum, const float* __restrict weight, float rstd,
                               std::int64_t width) {
@@ -40,8 +40,8 @@ SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight,
 }
 }  // namespace
 
-// A thread owns rows. Moves 8 bytes an element, 16 with a residual (a row stays in the cache between its
-// passes).
+// A thread owns rows. Moves 8 bytes per element, or 16 with a residual. A row stays in cache
+// between its passes.
 void CpuDevice::launch(const RmsNormForward& op) {
   const std::int64_t rows = op.x.shape[0], width = op.x.shape[1];
   const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>();
@@ -54,7 +54,7 @@ void CpuDevice::launch(const RmsNormForward& op) {
   }
 }
 
-// A thread owns blocks of rows, then columns of dweight. Moves 16 bytes an element.
+// A thread owns blocks of rows, then columns of dweight. Moves 16 bytes per element.
 void CpuDevice::launch(const RmsNormBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
   const float *dout = op.dout.as<float>(), *sum = op.sum.as<float>(), *weight = op.weight.as<float>(),

@@ -1,5 +1,5 @@
-// Rotary position embedding on the CPU: q and k turned in place, pair (x_r, x_{r + d_h/2}) by the angle of
-// mode r at the row's position.
+// Rotary position embedding on the CPU. Rotates q and k in place: the pair (x_r, x_{r + d_h/2}) by the angle
+// of mode r at the row's position.
 #include <cstdint>
 
 #include "kernels/cpu/cpu_device.h"
@@ -8,7 +8,7 @@
 namespace goat {
 
 namespace {
-// The heads of one row: x points to the first, turns to the (cos, sin) of the row's position.
+// Rotates the heads of one row. x points to the first head, `turns` to the (cos, sin) of the row's position.
 SIMD_CLONES void rotate_heads(float* x, std::int64_t heads, std::int64_t head_stride, std::int64_t half,
                               const float* turns, float direction) {
   for (std::int64_t h = 0; h < heads; ++h) {
@@ -33,7 +33,7 @@ void rotate(const Tensor& x, const float* table, float direction) {
 }
 }  // namespace
 
-// A thread owns tokens (b, t). Reads and writes q and k once: 16 C bytes a token; the table stays in cache.
+// A thread owns tokens (b, t). Reads and writes q and k once: 16 C bytes per token. The table stays in cache.
 void CpuDevice::launch(const Rope& op) {
   const float* table = op.fourier.as<float>() + op.first_position * op.fourier.shape[1] * 2;
   const float direction = op.backward ? -1.0f : 1.0f;

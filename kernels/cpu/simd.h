@@ -1,8 +1,10 @@
-// How the CPU kernels reach the vector units without -march flags: a hot function marked SIMD_CLONES is
-// compiled for AVX-512, AVX2+FMA and the baseline, and the dynamic linker picks one. Put the OpenMP region in
-// an unmarked function and call a marked one inside it (GCC does not clone the outlined body of a region);
-// what a marked function calls must be SIMD_INLINE to be compiled with it. GCC vectorises square roots only
-// with -fno-math-errno, and selects on the baseline only with -fno-trapping-math; neither changes a result.
+// How the CPU kernels use vector instructions without -march flags. A hot function marked SIMD_CLONES is
+// compiled for AVX-512, for AVX2+FMA and for the baseline, and the dynamic linker picks one version. Put the
+// OpenMP region in an unmarked function and call a marked function inside it, because GCC does not clone the
+// outlined body of a region. Functions that a marked function calls must be SIMD_INLINE, so that they are
+// compiled with it.
+// GCC vectorises square roots only with -fno-math-errno. For the baseline it vectorises selections only with
+// -fno-trapping-math. Neither flag changes a result.
 #pragma once
 
 #include <cmath>
@@ -18,11 +20,11 @@
 
 namespace goat::simd {
 
-// e^x within 1.1 ulp where it is a normal float; 0 where it is smaller (x < -87.33654), +inf where it is
-// larger, NaN for NaN. Branch-free and without library calls, so that loops over it vectorise.
+// e^x within 1.1 ulp if it is a normal float; 0 if it is smaller (x < -87.33654), +inf if it is larger, NaN
+// for NaN. It has no branches and no library calls, so that loops over it vectorise.
 SIMD_INLINE float exp(float x) {
   const float clamped = x < -87.33654f ? -87.33654f : (x > 89.0f ? 89.0f : x);
-  // n = round(x / log 2): adding 1.5 * 2^23 leaves the integer in the low bits of the sum
+  // n = round(x / log 2). Adding 1.5 * 2^23 leaves the integer in the low bits of the sum.
   constexpr float round_to_integer = 0x1.8p23f;
   const float shifted = clamped * 1.44269504088896341f + round_to_integer;
   const std::int32_t exponent =
@@ -36,7 +38,7 @@ SIMD_INLINE float exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  // 2^n in two factors, so that n = 128 (results just below FLT_MAX) does not overflow too early
+  // 2^n as two factors, so that n = 128 (results just below FLT_MAX) does not overflow too early.
   const std::int32_t half = exponent >> 1;
   const std::int32_t rest = exponent - half;
   const float scaled =
@@ -44,7 +46,7 @@ SIMD_INLINE float exp(float x) {
   return x < -87.33654f ? 0.0f : scaled;
 }
 
-// tanh(x) with an absolute (near 0 not a relative) error below 1e-7; NaN for NaN.
+// tanh(x) with an absolute error below 1e-7 (near 0 the relative error is larger). NaN for NaN.
 SIMD_INLINE float tanh(float x) {
   const float e = simd::exp(-2.0f * (x < 0 ? -x : x));
   const float t = (1.0f - e) / (1.0f + e);

@@ -13,7 +13,8 @@
 
 namespace goat {
 
-// A thread owns rows j. Writes 4 T F bytes, once a run: the features depend on nothing that is learned.
+// A thread owns rows j. Writes 4 T F bytes. This runs once per run, because the features do not depend
+// on learned values.
 void CpuDevice::launch(const SinkFeatures& op) {
   const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], axes = op.positions.shape[1],
                      modes = op.frequency.shape[0];
@@ -38,8 +39,8 @@ void CpuDevice::launch(const SinkFeatures& op) {
 namespace {
 SIMD_INLINE float sigmoid(float x) { return 1.0f / (1.0f + simd::exp(-x)); }
 
-// Rows of key_bias a thread computes at a time: the MLP's loops run over the rows of a tile, so that they
-// vectorise whatever F, n and H are.
+// Number of rows of key_bias that a thread computes at a time. The loops of the MLP run over the rows of a
+// tile, so that they vectorise for any F, n and H.
 constexpr std::int64_t tile_rows = 64;
 
 struct SinkForwardOperands {
@@ -48,8 +49,8 @@ struct SinkForwardOperands {
   std::int64_t length, width, units, heads;  // T, F, n, H
 };
 
-// Rows first .. first + rows; phi [F, tile_rows] and activation [n, tile_rows] are scratch, transposed so
-// that rows are contiguous.
+// Computes rows first .. first + rows - 1. phi [F, tile_rows] and activation [n, tile_rows] are scratch,
+// transposed so that rows are contiguous.
 SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t first, std::int64_t rows,
                                    float* phi, float* activation) {
   for (std::int64_t f = 0; f < op.width; ++f)
@@ -83,8 +84,8 @@ SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t f
 }
 }  // namespace
 
-// A thread owns tiles of rows. 2 T n (F + H) FLOP; reads features, writes hidden and key_bias: 4 T (F + n +
-// H) bytes.
+// A thread owns tiles of rows. 2 T n (F + H) FLOP. Reads features and writes hidden and key_bias: 4 T (F + n
+// + H) bytes.
 void CpuDevice::launch(const SinkForward& op) {
   const SinkForwardOperands operands{op.key_bias.as<float>(), op.hidden.as<float>(), op.features.as<float>(),
                                      op.w1.as<float>(),       op.b1.as<float>(),     op.w2.as<float>(),
@@ -153,9 +154,9 @@ std::vector<float> transposed(const float* x, std::int64_t rows, std::int64_t co
 }
 }  // namespace
 
-// A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so there is nothing to reduce
-// between threads. Sums over T are in double: sum_j dU_j = 0, so they cancel. Reads dkey_bias once (4 B H T
-// bytes); the rest, 4 T (H + n + F) bytes, is read by every unit from cache.
+// A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so that no reduction between
+// threads is needed. Sums over T are in double, because sum_j dU_j = 0 and their terms cancel. Reads
+// dkey_bias once (4 B H T bytes). Every unit reads the other 4 T (H + n + F) bytes from cache.
 void CpuDevice::launch(const SinkBackward& op) {
   const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1],
                      heads = op.w2.shape[0];

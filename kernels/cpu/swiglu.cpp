@@ -5,7 +5,7 @@
 namespace goat {
 
 namespace {
-// s(x), with its relative accuracy in the left tail: e^x / (1 + e^x) where x < 0.
+// s(x). For x < 0 it is e^x / (1 + e^x), which keeps the relative accuracy in the left tail.
 SIMD_INLINE float logistic(float x) {
   const float e = simd::exp(x < 0 ? x : -x);  // at most 1
   const float scale = 1.0f / (1.0f + e);
@@ -18,8 +18,8 @@ SIMD_CLONES void swiglu_row(float* __restrict out, const float* __restrict gate,
   for (std::int64_t c = 0; c < width; ++c) out[c] = gate[c] * logistic(gate[c]) * up[c];
 }
 
-// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) = s(-x) loses nothing
-// where s(x) is near 1. dgate may be gate, and dup may be up.
+// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) is computed as s(-x),
+// which is accurate if s(x) is near 1. dgate may be gate, and dup may be up.
 SIMD_CLONES void swiglu_gradient_row(float* dgate, float* dup, const float* __restrict dout,
                                      const float* gate, const float* up, std::int64_t width) {
 #pragma omp simd
@@ -32,7 +32,7 @@ SIMD_CLONES void swiglu_gradient_row(float* dgate, float* dup, const float* __re
 }
 }  // namespace
 
-// A thread owns rows. Moves 12 bytes an element.
+// A thread owns rows. Moves 12 bytes per element.
 void CpuDevice::launch(const SwigluForward& op) {
   const std::int64_t rows = op.out.shape[0], width = op.out.shape[1];
   const std::int64_t gate_stride = op.gate.stride[0], up_stride = op.up.stride[0];
@@ -43,7 +43,7 @@ void CpuDevice::launch(const SwigluForward& op) {
     swiglu_row(out + n * width, gate + n * gate_stride, up + n * up_stride, width);
 }
 
-// A thread owns rows. Moves 20 bytes an element.
+// A thread owns rows. Moves 20 bytes per element.
 void CpuDevice::launch(const SwigluBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
   const std::int64_t dgate_stride = op.dgate.stride[0], dup_stride = op.dup.stride[0];

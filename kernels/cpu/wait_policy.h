@@ -3,13 +3,13 @@
 
 namespace goat {
 
-// Makes threads that wait for each other give up the processor soon. GCC's OpenMP lets them spin for
-// milliseconds by default, which gains nothing on an idle machine and, where another program takes a core,
-// holds up every parallel region by a time slice: a small model then trains ten times slower on two threads
-// than on one. The runtime reads the setting (GOMP_SPINCOUNT) only as the program starts, so this puts it
-// into the environment and starts the program anew, in the same process. Does nothing where the user has
-// chosen (GOMP_SPINCOUNT or OMP_WAIT_POLICY) or where restarting fails. Call it first in main;
-// dev/results/cpu_speed.md holds the measurements.
+// Makes OpenMP threads that wait give up the processor soon. By default GCC's OpenMP lets them spin for
+// milliseconds. This gains nothing on an idle machine. If another program takes a core, it delays every
+// parallel region by a time slice: a small model then trains ten times slower on two threads than on one.
+// The runtime reads the setting (GOMP_SPINCOUNT) only when the program starts. Therefore this function sets
+// the environment variable and starts the program again in the same process. It does nothing if the user has
+// set GOMP_SPINCOUNT or OMP_WAIT_POLICY, or if the restart fails. Call it first in main.
+// dev/results/cpu_speed.md has the measurements.
 void limit_spinning(char** argv);
 
 }  // namespace goat

@@ -26,8 +26,8 @@ struct QueryReading {
   std::int64_t violations = 0;
 };
 
-// content: s_ij for j = 0 .. i. log_normaliser: of row i of the prior (PriorRow). scratch: space for i
-// + 1 numbers.
+// content: s_ij for j = 0 .. i. log_normaliser: of row i of the prior (PriorRow). scratch: space
+// for i + 1 numbers.
 QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser,
                         std::span<double> scratch);
 

@@ -101,8 +101,8 @@ inline constexpr double uniform_divergence = 0.05;  // nats; a prior below it co
 PriorKind kind_of(const PriorStatistics& statistics);
 const char* name_of(PriorKind kind);
 
-// The Fourier coefficients of the relative part, as in the paper's table. A head's amplitude is sum_r
-// sqrt(alpha_r^2 + beta_r^2).
+// The Fourier coefficients of the relative part, as in the paper's table. A head's amplitude is
+// sum_r sqrt(alpha_r^2 + beta_r^2).
 struct Spectrum {
   static constexpr double active_amplitude = 1.0;  // a head above it counts as active
   // [R], share of sum (alpha_r^2 + beta_r^2) over all heads; NaN if every coefficient is 0

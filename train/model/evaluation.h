@@ -49,8 +49,8 @@ struct TokenLosses {
 
   std::int64_t tokens() const;  // number of counted targets
   double nll() const;           // mean loss per counted target
-  // Mean loss by position: one bin for each position below 4, then two bins an octave ([4, 6), [6, 8), [8,
-  // 12), ...). The last bin ends at T.
+  // Mean loss by position: one bin for each position below 4, then two bins an octave ([4, 6), [6, 8),
+  // [8, 12), ...). The last bin ends at T.
   std::vector<CurveBin> curve() const;
 };
 

@@ -29,8 +29,8 @@ class Model {
 
   void load(Device& device, std::span<const std::int32_t> inputs) const;  // enough for next_logits
 
-  // Runs a pass and returns the logits f32 [1, V] of the token that follows the loaded input `row`, 0 <=
-  // row < N.
+  // Runs a pass and returns the logits f32 [1, V] of the token that follows the loaded input `row`,
+  // 0 <= row < N.
   Tensor next_logits(Device& device, std::int64_t row);
   // Computes the loss of each loaded token: losses(), f32 [N].
   void forward(Device& device);
@@ -38,8 +38,8 @@ class Model {
   void forward_backward(Device& device, float token_weight);
   const Tensor& losses() const { return losses_; }
 
-  // If set, the observer is called in every pass after each block, with the block's index and its q, k, v [B,
-  // T, 3, H, d_h] on the device (Block::qkv).
+  // If set, the observer is called in every pass after each block, with the block's index and its q, k, v
+  // [B, T, 3, H, d_h] on the device (Block::qkv).
   using AttentionObserver = std::function<void(std::int64_t layer, const Tensor& qkv)>;
   void set_attention_observer(AttentionObserver observer) { attention_observer_ = std::move(observer); }
 
