@@ -22,8 +22,8 @@ SIMD_CLONES float normalise_row(float* __restrict out, const float* __restrict r
   return rstd;
 }
 
-// With y = sum rstd, g = dout weight and <.> the mean over the row: dsum += rstd (g - y <g y>),  dweight
-// += dout y.
+// With y = sum rstd, g = dout weight and <.> the mean over the row:
+//   dsum += rstd (g - y <g y>),  dweight += dout y.
 SIMD_CLONES void backward_row(float* __restrict dsum, float* __restrict dweight, const float* __restrict dout,
                               const float* __restrict sum, const float* __restrict weight, float rstd,
                               std::int64_t width) {

@@ -52,7 +52,7 @@ Votes block_barrier(bool vote, const char* file, int line) {
   }
   complete_barrier(worker);
   const Votes result = barrier.result;
-  if (worker.order == Order::ascending) {  // goes on itself
+  if (worker.order == Order::ascending) {  // this thread continues without a switch
     Warp& warp = worker.warps[self.warp];
     warp.ready &= ~(1u << self.lane);
     if (!warp.ready) worker.ready_warps &= ~(1u << self.warp);
@@ -80,7 +80,7 @@ static NamedBarrier& named_barrier(Worker& worker, int id, int threads, const vo
   return barrier;
 }
 
-// True if the thread was the last.
+// Records the arrival of the current thread. Returns true if it was the last.
 static bool arrive(Worker& worker, NamedBarrier& barrier) {
   barrier.members.push_back(current_thread->number);
   if (static_cast<int>(++barrier.arrived) < barrier.expected) return false;

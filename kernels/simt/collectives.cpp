@@ -1,4 +1,4 @@
-// The rendezvous of a warp's lanes, and what shuffles and votes do in it.
+// The rendezvous of a warp's lanes, and the shuffles and votes that run in it.
 #include <bit>
 
 #include "kernels/simt/races.h"
@@ -15,7 +15,7 @@ inline void for_each_lane(std::uint32_t mask, Visit visit) {
   for (; mask; mask &= mask - 1) visit(std::countr_zero(mask));
 }
 
-// The meeting of the lanes of `mask`, under way or new (then it has no lanes yet).
+// The rendezvous of the lanes of `mask`: one under way, or an unused one without arrived lanes.
 inline Rendezvous& meeting_of(Warp& warp, std::uint32_t mask) {
   Rendezvous& usual = warp.rendezvous[0];
   if (warp.meetings == 0 || (usual.arrived && usual.mask == mask)) [[likely]]
@@ -25,7 +25,7 @@ inline Rendezvous& meeting_of(Warp& warp, std::uint32_t mask) {
     if (candidate.arrived && candidate.mask == mask) return candidate;
     if (!candidate.arrived && !unused) unused = &candidate;
   }
-  return *unused;  // there is one: each of the others holds a lane that waits
+  return *unused;  // there is one: each other rendezvous holds a waiting lane
 }
 
 [[noreturn, gnu::noinline]] void fail_at_collective(const Worker& worker, const Thread& self,
@@ -50,7 +50,8 @@ inline Rendezvous& meeting_of(Warp& warp, std::uint32_t mask) {
        here + " and at " + source_place(first.code));
 }
 
-// Everybody is there: the last to arrive does the operation for all, and goes on.
+// Called by the last lane to arrive: executes the operation for all lanes. This lane continues; the
+// others become ready.
 [[gnu::noinline]] void complete_meeting(Worker& worker, const Thread& self, Warp& warp, Rendezvous& meeting) {
   ++worker.counters.collectives;
   meeting.operation(warp.argument, meeting.mask);
@@ -92,8 +93,8 @@ inline void arrive(Worker& worker, Thread& self, Warp& warp, Rendezvous& meeting
 
 }  // namespace
 
-// Nearly every call joins the meeting in rendezvous[0]. Tail calls alone, here and in suspend(), keep that
-// path free of saved registers.
+// Nearly every call joins the rendezvous in rendezvous[0]. There are only tail calls, here and in suspend(),
+// so that this path saves no registers.
 void collective(std::uint32_t mask, Collective operation, void* argument, int line) {
   Worker& worker = *current_worker;
   Thread& self = *current_thread;
@@ -133,8 +134,9 @@ void bad_shuffle_width(int width) {
 
 namespace {
 
-// Each lane gets the value of the lane that `source(lane, parameter, first, width)` tells, its own where that
-// lies outside of its segment of `width` lanes, which begins at `first`.
+// Each lane receives the value of the lane source(lane, parameter, first, width). `first` is the first
+// lane of the segment of `width` lanes that holds `lane`. For a lane outside its segment, `source`
+// returns `lane` itself.
 template <class Source>
 inline void shuffle_lanes(void** argument, std::uint32_t mask, Source source) {
   const auto receive = [&](int lane) {
@@ -158,7 +160,7 @@ void shuffle_indexed(void** argument, std::uint32_t mask) {
   shuffle_lanes(argument, mask,
                 [](int, int parameter, int first, int width) { return first + (parameter & (width - 1)); });
 }
-// Reaches earlier segments, not later ones.
+// May read from earlier segments, but not from later ones.
 void shuffle_xor(void** argument, std::uint32_t mask) {
   shuffle_lanes(argument, mask, [](int lane, int parameter, int first, int width) {
     const int from = lane ^ (parameter & 31);

@@ -1,4 +1,4 @@
-// cp.async: copies that a thread starts and waits for in groups.
+// cp.async: copies that a thread starts, commits in groups and waits for.
 #include <cstring>
 
 #include "kernels/simt/device_memory.h"

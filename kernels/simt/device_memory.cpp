@@ -38,7 +38,7 @@ Allocation::~Allocation() {
   std::free(memory);
 }
 
-// Never destroyed: devices of static duration may outlive everything else.
+// Never destroyed, because devices of static duration may outlive all other objects.
 DeviceMemory& DeviceMemory::instance() {
   static DeviceMemory& memory = *[] {
     std::atexit(report_leaks);

@@ -1,4 +1,4 @@
-// What device_allocate() has handed out: addresses, guard bands, and the race checker's notes.
+// The memory that device_allocate() has allocated: addresses, guard bands, and the race checker's data.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class GlobalShadow;  // races.h
 struct Allocation {
   unsigned char* memory;
   std::size_t bytes;
-  std::unique_ptr<GlobalShadow> shadow;  // made by the race checker at the first access
+  std::unique_ptr<GlobalShadow> shadow;  // the race checker makes it at the first access
 
   Allocation(unsigned char* memory, std::size_t bytes);
   ~Allocation();
@@ -34,19 +34,20 @@ class DeviceMemory {
   void* allocate(std::size_t bytes, bool poisoned);
   void release(void* memory);
 
-  // The allocation that holds `place`, or ends less than a guard band before it; null if there is none.
+  // The allocation that contains `place`, or that ends less than a guard band before it. Null if
+  // there is none.
   Allocation* find(const void* place);
-  // Tells whether [place, place + bytes) lies in one allocation; quick where that is the one asked for last.
+  // Whether [place, place + bytes) is inside one allocation. Fast for the allocation of the previous call.
   bool contains(const void* place, std::size_t bytes);
 
-  // Which allocation something has written behind, "" if none. Only once for each.
+  // Describes an allocation whose guard band was overwritten, or returns "". Reports each overrun once.
   std::string overrun();
   DeviceMemoryUse use();
 
  private:
   std::mutex mutex_;
   std::map<const unsigned char*, std::unique_ptr<Allocation>> allocations_;
-  std::uint64_t changes_ = 1;  // allocations and releases so far
+  std::uint64_t changes_ = 1;  // number of allocations and releases so far
 };
 
 }  // namespace goat::on_simt

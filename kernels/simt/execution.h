@@ -1,4 +1,4 @@
-// Threads, blocks, barriers, shared memory and the start of a kernel, as kernel sources see them.
+// Threads, blocks, barriers, shared memory and kernel launches, as kernel sources see them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,13 +22,13 @@ enum class Waiting : std::uint8_t { nowhere, at_barrier, in_collective, for_mbar
 // One CUDA thread.
 struct Thread {
   uint3 index;
-  std::uint32_t number;  // in its block, x fastest
+  std::uint32_t number;  // index in its block, x fastest
   std::uint16_t warp, lane;
   Waiting waiting;
   bool finished;
-  Fiber* fiber;      // while it has begun and not returned
-  const void* code;  // where it waits: an address in the kernel,
-  const char* file;  // and the source place, where a barrier or mbarrier tells it
+  Fiber* fiber;      // null before the thread begins and after it returns
+  const void* code;  // where the thread waits: address in the kernel
+  const char* file;  // source file and line, if a barrier or mbarrier gives them
   int line;
 };
 
@@ -38,15 +38,15 @@ struct Block {
   void* dynamic_shared;
 };
 
-// Of the kernel that this host thread runs; null outside of kernels.
+// The thread and block that this host thread executes. Null outside of kernels.
 extern constinit thread_local Thread* current_thread;
 extern constinit thread_local Block* current_block;
 
-// Ends the kernel: enqueue() throws std::runtime_error with this text, the block and the thread.
+// Ends the kernel. enqueue() then throws std::runtime_error with this text, the block and the thread.
 [[noreturn]] void fail(const std::string& text);
 [[noreturn]] void trap(const char* file, int line);
 
-// ---- barriers of the block. The place of the call is part of a barrier's identity.
+// ---- barriers of the block. The source place of the call is part of a barrier's identity.
 
 struct Votes {
   int yes, all;
@@ -73,7 +73,7 @@ __attribute__((always_inline)) inline int __syncthreads_and(int predicate,
   return votes.yes == votes.all;
 }
 
-// Orders what this thread wrote before what it writes from now on, for threads of other blocks.
+// Orders this thread's earlier writes before its later ones, as seen by threads of other blocks.
 void __threadfence();
 inline void __threadfence_block() {}
 
@@ -90,21 +90,21 @@ struct SharedVariable {
 };
 void* shared_variable(const SharedVariable& variable);
 
-// The block's dynamic shared memory (enqueue states its size), 1024-byte aligned.
+// The block's dynamic shared memory, 1024-byte aligned. Its size is an argument of enqueue.
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(current_block->dynamic_shared);
 }
 
-// The 32-bit address of a place in shared memory, as PTX takes it.
+// The 32-bit address of a place in shared memory, as PTX uses it.
 std::uint32_t shared_address(const void* place);
 
-// "Device" memory, 256-byte aligned. Throws std::bad_alloc where memory is short. Releasing what is not
-// allocated throws std::runtime_error.
+// Memory of the simulated device, 256-byte aligned. device_allocate throws std::bad_alloc if there is too
+// little memory. device_release throws std::runtime_error for memory that is not allocated.
 void* device_allocate(std::size_t bytes);
 void device_release(void* memory);
 
-// ---- the start of a kernel
+// ---- kernel launch
 
 struct KernelCall {
   const void* kernel;
@@ -113,8 +113,9 @@ struct KernelCall {
 };
 void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
 
-// Runs kernel<<<grid, block, shared_bytes>>>(arguments...), complete on return. Throws std::runtime_error for
-// what a GPU would refuse and for every defect found while it ran; the device can be used again afterwards.
+// Runs kernel<<<grid, block, shared_bytes>>>(arguments...) and returns when it is complete. Throws
+// std::runtime_error for a launch that a GPU would refuse, and for every defect found in the kernel. The
+// device can be used again afterwards.
 template <class... Parameters, class... Arguments>
 void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream,
              Arguments&&... arguments) {

@@ -78,9 +78,9 @@ Fiber* FiberPool::add() {
   return fibers_.back().get();
 }
 
-// With AddressSanitizer every stack has a page below it that must not be touched. Else stacks are cut from
-// huge pages: stacks that lie 64 KiB apart would thrash the translation look-aside buffer, and a protected
-// page would split a huge one.
+// With AddressSanitizer every stack has a protected page below it. Without it, stacks are cut from huge
+// pages: stacks that are 64 KiB apart on small pages would overload the translation look-aside buffer, and a
+// protected page would split a huge page.
 void FiberPool::place_stack(Fiber& fiber) {
   if (address_sanitizer) {
     char* memory = static_cast<char*>(map(stack_bytes_ + page));
@@ -92,7 +92,8 @@ void FiberPool::place_stack(Fiber& fiber) {
       const std::size_t bytes = (stack_bytes_ + huge_page - 1) / huge_page * huge_page;
       char* memory = static_cast<char*>(map(bytes + huge_page));
       mappings_.push_back({memory, bytes + huge_page});
-      // The first stack has mapped memory below it too: an overflow is found by its traces, not by a crash.
+      // There is mapped memory below the first stack too. Therefore an overflow does not crash; overflowed()
+      // finds it later.
       slab_ = memory + (huge_page - reinterpret_cast<std::uintptr_t>(memory) % huge_page);
       slab_bytes_ = bytes;
       madvise(slab_, bytes, MADV_HUGEPAGE);
@@ -108,7 +109,7 @@ void FiberPool::restart(Fiber& fiber, std::size_t index) {
   unpoison(fiber.stack, fiber.stack_bytes);
   *reinterpret_cast<std::uint64_t*>(fiber.stack) = untouched;
   fiber.fake_stack = nullptr;
-  // Stacks are equally aligned; without an offset of its own the busy frames of all of them would share the
+  // All stacks have the same alignment. Without different offsets, their active frames would compete for the
   // same sets of the first-level cache.
   const std::size_t offset = index * 320 % 4096 & ~std::size_t{15};
 #if defined(GOAT_SIMT_UCONTEXT)
@@ -119,7 +120,7 @@ void FiberPool::restart(Fiber& fiber, std::size_t index) {
   makecontext(&fiber.context, entry_, 0);
 #else
   void** top = reinterpret_cast<void**>(fiber.stack + fiber.stack_bytes - offset);
-  *--top = nullptr;  // where entry would return to
+  *--top = nullptr;  // return address of `entry`, which never returns
   *--top = reinterpret_cast<void*>(entry_);
   for (int saved_register = 0; saved_register < 6; ++saved_register) *--top = nullptr;
   fiber.stack_pointer = top;

@@ -1,5 +1,5 @@
-// Fibers: stacks of their own, among which a host thread switches in a few nanoseconds. One CUDA thread that
-// waits holds one fiber.
+// Fibers: stacks between which a host thread switches in a few nanoseconds. Each CUDA thread that waits
+// has one fiber.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,18 @@
 #if defined(GOAT_SIMT_UCONTEXT)
 #include <ucontext.h>
 #else
-// Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was
-// saved.
+// Saves the callee-saved registers on the stack and the stack pointer in *save. Then sets
+// the stack pointer to `load`, restores the registers that were saved there and continues there.
 extern "C" void goat_simt_switch(void** save, void* load);
 #endif
 
 namespace goat::on_simt {
 
 struct Fiber {
-  void* stack_pointer = nullptr;  // while it does not run
+  void* stack_pointer = nullptr;  // saved while the fiber does not run
   char* stack = nullptr;          // lowest address
   std::size_t stack_bytes = 0;
-  void* fake_stack = nullptr;  // AddressSanitizer's
+  void* fake_stack = nullptr;  // for AddressSanitizer
   Fiber* next_free = nullptr;
 #if defined(GOAT_SIMT_UCONTEXT)
   ucontext_t context;
@@ -48,7 +48,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 #endif
 }
 
-// About where the stack of the caller ends. Unlike __builtin_frame_address it needs no frame.
+// The approximate end of the caller's stack. Unlike __builtin_frame_address, this needs no frame.
 [[gnu::always_inline]] inline char* stack_pointer() {
   char* end;
 #if defined(__x86_64__)
@@ -59,17 +59,17 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
   return end;
 }
 
-// The first thing that a fiber's entry function calls.
+// Must be the first call in a fiber's entry function.
 inline void fiber_entered() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
 }
 
-// The stack that this host thread was started with, as a fiber.
+// The stack with which this host thread was started, as a fiber.
 Fiber host_stack();
 
-// The fibers of one host thread. All of them start in `entry`.
+// The fibers of one host thread. Each starts in `entry`.
 class FiberPool {
  public:
   FiberPool(void (*entry)(), std::size_t stack_bytes);
@@ -88,14 +88,15 @@ class FiberPool {
     free_ = fiber;
   }
 
-  // Every fiber is free and starts anew; what stood on the stacks is forgotten, no destructor runs.
+  // Makes every fiber free, so that it starts again in `entry`. The contents of the stacks are lost:
+  // no destructor runs.
   void restart_all();
 
-  // The lowest bytes of a stack are never reached unless it overflows.
+  // Whether the lowest bytes of the stack were changed, which happens only if it overflows.
   static bool overflowed(const Fiber& fiber) {
     return *reinterpret_cast<const std::uint64_t*>(fiber.stack) != untouched;
   }
-  static constexpr std::size_t reserve = 1024;  // what must remain free where a thread waits
+  static constexpr std::size_t reserve = 1024;  // bytes that must be free when a thread waits
 
  private:
   static constexpr std::uint64_t untouched = 0x5AFE57AC5AFE57ACull;
@@ -113,7 +114,7 @@ class FiberPool {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   Fiber* free_ = nullptr;
   std::vector<Mapping> mappings_;
-  char* slab_ = nullptr;  // what is left of the last mapping
+  char* slab_ = nullptr;  // the unused part of the last mapping
   std::size_t slab_bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// The twin of kernels/cuda/gemm.cu: oneDNN's sgemm. bf16 operands are widened, which is exact, and the result
-// is rounded once.
+// The counterpart of kernels/cuda/gemm.cu: oneDNN's sgemm. bf16 operands are converted to fp32, which is
+// exact, and the result is rounded once.
 #include "kernels/cuda/gemm.cuh"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -25,7 +25,7 @@ std::vector<float> widened(const Tensor& tensor) {
   return values;
 }
 
-// To 10 bits of mantissa as cvt.rna.tf32.f32 does: to nearest, ties away from zero.
+// Rounds to 10 bits of mantissa like cvt.rna.tf32.f32: to nearest, ties away from zero.
 void round_to_tf32(std::vector<float>& values) {
   for (float& value : values) {
     if (!std::isfinite(value)) continue;

@@ -12,11 +12,12 @@ namespace goat::on_simt {
 namespace {
 
 constexpr int box_columns = 64;
-constexpr std::size_t box_row_bytes = box_columns * 2;  // of bf16: 128, the width of the swizzle
+constexpr std::size_t box_row_bytes = box_columns * 2;  // bytes of 64 bf16: 128, the width of the swizzle
 constexpr int warpgroup_threads = 128;
-constexpr int accumulators = 32;  // of a thread, for m64n64
+constexpr int accumulators = 32;  // per thread, for m64n64
 
-// The swizzle of 128 bytes: the 16-byte column within a row of 128 bytes, exclusive-or the row modulo 8.
+// The 128-byte swizzle: the index of the 16-byte column in a row of 128 bytes is XORed with the row
+// index modulo 8.
 std::size_t swizzled(std::size_t offset) { return offset ^ (offset >> 7 & 7) << 4; }
 
 float widened(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
@@ -67,7 +68,7 @@ void HopperUnits::arrive(std::uint64_t* place, int expected_bytes, const void* c
   complete_phase(barrier);
 }
 
-// Waits for the end of the phase of this parity, the first phase having parity 0.
+// Waits for the end of the phase with this parity. The first phase has parity 0.
 void HopperUnits::wait(std::uint64_t* place, int parity, const void* code) {
   Barrier& barrier = barrier_at(place, code);
   Thread& self = *current_thread;
@@ -140,7 +141,7 @@ void HopperUnits::land(const Load& load) {
 
 // ---- wgmma
 
-// All threads of a warpgroup call the same operation; the last runs it.
+// Waits until all threads of a warpgroup have called the same operation. The last thread executes it.
 void HopperUnits::meet(WarpgroupOperation operation, void* argument, const void* code) {
   Thread& self = *current_thread;
   const unsigned number = self.number / warpgroup_threads;
@@ -167,8 +168,8 @@ void HopperUnits::meet(WarpgroupOperation operation, void* argument, const void*
   }
 }
 
-// Element (row, k) of an operand in shared memory: 8 rows of 128 bytes make a group, groups are a stride
-// apart.
+// Element (row, k) of an operand in shared memory. 8 rows of 128 bytes are a group; consecutive groups start
+// a stride apart.
 float HopperUnits::operand(std::uint64_t descriptor, int row, int k, bool k_is_slow) const {
   const std::size_t base = (descriptor & 0x3FFF) << 4, stride = (descriptor >> 32 & 0x3FFF) << 4;
   const auto slow = static_cast<std::size_t>(k_is_slow ? k : row),
@@ -215,7 +216,7 @@ void HopperUnits::multiply(Product& product) {
   product.done = true;
 }
 
-// Attributed to the warpgroup's first thread.
+// Records the reads of the operands in the race checker, as reads by the first thread of the warpgroup.
 void HopperUnits::note_operand_reads(const Product& product, int warpgroup) {
   if (!worker_.races) return;
   const Thread& reader = worker_.threads[static_cast<std::size_t>(warpgroup) * warpgroup_threads];
@@ -266,7 +267,7 @@ void HopperUnits::wait_products(int warpgroup, int pending) {
        ++waited) {
     Product& product = group.products[waited];
     if (product.done) continue;
-    if (product.before.empty())  // continues the sum of the product before it, complete by now
+    if (product.before.empty())  // continues the sum of the previous product, which is complete now
       for (const WarpgroupProduct& part : product.parts)
         product.before.insert(product.before.end(), part.d, part.d + accumulators);
     multiply(product);
@@ -289,7 +290,7 @@ std::string HopperUnits::forgotten() const {
   return "";
 }
 
-// ---- what kernels call
+// ---- functions that kernels call
 
 void simulated_mbarrier_init(std::uint64_t* barrier, int arrivals) {
   units().init_barrier(barrier, arrivals, __builtin_return_address(0));

@@ -1,4 +1,4 @@
-// The units of sm_90 that work on their own: mbarriers, the tensor memory accelerator and wgmma.
+// The units of sm_90 that work asynchronously: mbarriers, the tensor memory accelerator (TMA) and wgmma.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace goat::on_simt {
 
-// Of one block; made when it uses one of them.
+// The units of one block. Made when the block first uses one of them.
 class HopperUnits {
  public:
   explicit HopperUnits(Worker& worker);
@@ -23,7 +23,7 @@ class HopperUnits {
 
   void load(void* shared, const SimulatedTensorMap& map, int column, int row, std::uint64_t* barrier,
             const void* code);
-  bool land_one();  // a load that is under way; false if there is none
+  bool land_one();  // completes a pending TMA load; false if there is none
 
   void meet(WarpgroupOperation operation, void* argument, const void* code);
   void start_product(void** argument, int warpgroup, bool a_in_registers);
@@ -31,17 +31,17 @@ class HopperUnits {
   void wait_products(int warpgroup, int pending);
 
   void check_return(const Thread& thread) const;
-  std::string forgotten() const;  // at the end of the block: what was never waited for, "" if nothing
+  std::string forgotten() const;  // at the end of the block: data that no thread waited for, or ""
 
  private:
   struct Barrier {
-    int arrivals, missing;  // per phase, in this phase
+    int arrivals, missing;  // arrivals per phase; arrivals that this phase still needs
     std::int64_t missing_bytes;
-    std::uint32_t phase;       // completed so far
-    std::uint32_t waited_for;  // of those
-    const void* announced;     // where bytes were announced last
+    std::uint32_t phase;       // number of completed phases
+    std::uint32_t waited_for;  // number of these that a thread waited for
+    const void* announced;     // where bytes were last announced
     RaceChecker::Clock clock;
-    std::vector<std::uint32_t> waiting;  // threads
+    std::vector<std::uint32_t> waiting;  // numbers of waiting threads
   };
   struct Load {
     unsigned char* shared;
@@ -56,7 +56,7 @@ class HopperUnits {
     int group;
     bool done;
     std::vector<WarpgroupProduct> parts;  // by thread of the warpgroup
-    std::vector<float> before;            // d when it was started, 32 for each thread
+    std::vector<float> before;            // value of d at the start of the product, 32 per thread
     const void* code;
   };
   struct Warpgroup {

@@ -1,4 +1,4 @@
-// The twins of the PTX instructions behind kernels/cuda/ptx.cuh and hopper.cuh.
+// The counterparts of the PTX instructions in kernels/cuda/ptx.cuh and hopper.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,7 +38,7 @@ GOAT_SIMT_INLINE void simulated_ldmatrix(std::uint32_t (&r)[4], const void* row,
   for (int i = 0; i < 4; ++i) r[i] = read.fragment[i];
 }
 
-// ---- cp.async: `source_bytes` are read, the rest of `bytes` (4, 8 or 16) becomes zero
+// ---- cp.async: reads `source_bytes` bytes and sets the rest of `bytes` (4, 8 or 16) to zero
 
 void simulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);
 void simulated_copy_async_commit();
@@ -56,8 +56,8 @@ void simulated_mbarrier_init(std::uint64_t* barrier, int arrivals);
 void simulated_mbarrier_arrive(std::uint64_t* barrier, int expected_bytes);
 void simulated_mbarrier_wait(std::uint64_t* barrier, int parity);
 
-// ---- TMA, sm_90: a box of rows x 64 columns of a row-major bf16 matrix, swizzled in units of 128 bytes;
-// outside the matrix are zeros
+// ---- TMA, sm_90: a box of rows x 64 columns of a row-major bf16 matrix, with the 128-byte swizzle. Elements
+// outside the matrix are zero.
 
 struct SimulatedTensorMap {
   const unsigned char* base;
@@ -65,7 +65,7 @@ struct SimulatedTensorMap {
   std::size_t row_bytes;
   int box_rows;
 };
-// Throws std::invalid_argument for what the driver would refuse.
+// Throws std::invalid_argument for arguments that the driver would refuse.
 SimulatedTensorMap simulated_tensor_map(const void* base, int rows, int columns, int box_rows);
 void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column, int row,
                         std::uint64_t* barrier);
@@ -73,8 +73,8 @@ void simulated_tma_load(void* shared, const SimulatedTensorMap& map, int column,
 // ---- wgmma m64n64k16, sm_90: d (64x64) = scale_d d + a b
 
 struct WarpgroupProduct {
-  float* d;            // 32 of this thread
-  std::uint32_t a[4];  // a fragment, if a comes from registers
+  float* d;            // 32 values of this thread
+  std::uint32_t a[4];  // fragment of a, if a comes from registers
   std::uint64_t a_descriptor, b_descriptor;
   int scale_d;
 };

@@ -1,4 +1,4 @@
-// Intrinsics of one thread: loads and stores with cache hints, atomics, mathematics, bits.
+// Intrinsics of a single thread: loads and stores with cache hints, atomics, mathematics, bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,14 +14,13 @@ namespace goat::on_simt {
 
 using bf16 = __nv_bfloat16;
 
-// ---- loads and stores of 1 to 16 bytes. A GPU traps where the address is not a multiple of the size; so
-// does this.
+// ---- loads and stores of 1 to 16 bytes. Like a GPU, they fail if the address is not a multiple of the size.
 
 [[noreturn]] void misaligned_access(const void* place, std::size_t bytes, const void* code);
 [[gnu::always_inline]] inline const void* this_place() {
   const void* code;
 #if defined(__x86_64__)
-  asm("lea 1(%%rip), %0" : "=r"(code));  // reports look one byte back, as for a return address
+  asm("lea 1(%%rip), %0" : "=r"(code));  // reports use the byte before it, as for a return address
 #else
   code = __builtin_return_address(0);
 #endif
@@ -62,7 +61,7 @@ GOAT_SIMT_STORE(__stwt)
 
 // ---- atomics on global and shared memory
 
-// Tells the race checker, and checks the alignment.
+// Records the access in the race checker and checks its alignment.
 void observe_atomic(const void* place, std::size_t bytes);
 
 template <class T>
@@ -120,8 +119,8 @@ inline unsigned atomicInc(unsigned* place, unsigned limit) {
   return atomic_update(place, [limit](unsigned old) { return old >= limit ? 0 : old + 1; });
 }
 
-// ---- conversion to bf16, to nearest even. In place of cuda_bf16.h's, which are not inlined everywhere: g++
-// -fsanitize=thread does not report the store in `*place = call()` of a class type.
+// ---- conversion to bf16, to nearest even. It replaces the functions of cuda_bf16.h, because these are not
+// always inlined: then g++ -fsanitize=thread does not report the store in `*place = call()` of a class type.
 
 [[gnu::always_inline]] inline bf16 __float2bfloat16(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
@@ -134,7 +133,7 @@ inline unsigned atomicInc(unsigned* place, unsigned limit) {
   return __nv_bfloat162(__float2bfloat16(low), __float2bfloat16(high));
 }
 
-// ---- mathematics. Here the fast forms are as exact as the others.
+// ---- mathematics. Here the fast functions are as accurate as the others.
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
@@ -164,7 +163,7 @@ inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __frsqrt_rn(float x) { return 1.0f / std::sqrt(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-// Never contracted into an FMA, as on the GPU.
+// Never contracted to an FMA, as on the GPU.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) {
@@ -212,7 +211,7 @@ inline unsigned __brev(unsigned x) {
   for (int bit = 0; bit < 32; ++bit) reversed |= (x >> bit & 1u) << (31 - bit);
   return reversed;
 }
-// Four bytes picked from the eight of (high, low) by the nibbles of `selector`.
+// Selects four of the eight bytes of (high, low) by the nibbles of `selector`.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
   unsigned result = 0;

@@ -1,5 +1,5 @@
-// enqueue(): checks what a GPU would refuse, deals the blocks out to host threads, and turns failures into
-// exceptions.
+// enqueue(): refuses launches that a GPU would refuse, distributes the blocks to host threads, and turns
+// failures into exceptions.
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -33,14 +33,14 @@ void add_counters(const Counters& counters) {
   total.conflicting_matrix_reads += counters.conflicting_matrix_reads;
 }
 
-// This host thread's share of a launch.
+// Runs blocks of a launch on this host thread until none is left.
 void take_part(Launch& launch) {
   static thread_local std::unique_ptr<Worker> worker;
   try {
     if (!worker) worker = std::make_unique<Worker>();
     worker->run(launch);
     add_counters(std::exchange(worker->counters, {}));
-  } catch (const std::exception& error) {  // not of the kernel: memory for stacks, say
+  } catch (const std::exception& error) {  // not from the kernel, for example no memory for stacks
     worker.reset();
     current_worker = nullptr;
     current_block = nullptr;
@@ -57,10 +57,11 @@ cpu_set_t allowed_processors() {
   return processors;
 }
 
-// Host threads that stay, each bound to a processor: unbound ones were seen to share one for many launches.
+// Permanent host threads. Each is bound to a processor, because unbound threads were seen to share one
+// for many launches.
 class HostThreads {
  public:
-  // `count` of them take part; one launch at a time.
+  // Runs a launch on `count` host threads and waits for it. Only one launch runs at a time.
   void run(Launch& launch, int count) {
     const std::lock_guard one_launch(launching_);
     std::unique_lock lock(mutex_);
@@ -113,8 +114,8 @@ class HostThreads {
   int threads_ = 0, busy_ = 0, wanted_ = 0;
 };
 
-// Never destroyed: they end with the process. A child that was forked has none of its parent's threads and
-// begins anew.
+// Never destroyed: the threads end with the process. A forked child has none of its parent's threads, so that
+// it starts new ones.
 HostThreads& host_threads() {
   static std::mutex mutex;
   static HostThreads* threads = nullptr;

@@ -1,5 +1,4 @@
-// mma.sync and ldmatrix. The layouts of the fragments are those of the PTX ISA (kernels/cuda/ptx.cuh shows
-// them).
+// mma.sync and ldmatrix. The fragments have the layouts of the PTX ISA (kernels/cuda/ptx.cuh shows them).
 #include <bit>
 #include <cstring>
 
@@ -7,8 +6,8 @@
 #include "kernels/simt/report.h"
 #include "kernels/simt/scheduler.h"
 
-// Compiled for AVX-512, AVX2 with FMA and the baseline; the dynamic linker picks. Nothing but builtins is
-// used inside.
+// Compiled for AVX-512, AVX2 with FMA, and the baseline; the dynamic linker picks one. Such functions may
+// call only builtins.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define GOAT_SIMT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -19,7 +18,7 @@ namespace goat::on_simt {
 
 namespace {
 
-// Two bf16 become two floats.
+// Converts two bf16 to two floats.
 GOAT_SIMT_INLINE std::uint64_t widened(std::uint32_t pair) {
   return static_cast<std::uint64_t>(pair << 16) | static_cast<std::uint64_t>(pair & 0xFFFF0000u) << 32;
 }
@@ -30,8 +29,8 @@ typedef std::uint32_t RowBits __attribute__((vector_size(32)));
 }  // namespace
 
 GOAT_SIMT_CLONES void multiply_fragments(void** argument, std::uint32_t) {
-  alignas(32) std::uint64_t a[16][8], d[16][4];  // two floats each
-  alignas(32) std::uint32_t b[8][8];             // [k / 2][column], two bf16 each
+  alignas(32) std::uint64_t a[16][8], d[16][4];  // two floats per element
+  alignas(32) std::uint32_t b[8][8];             // [k / 2][column], two bf16 per element
   for (int lane = 0; lane < 32; ++lane) {
     const MatrixProduct& part = *static_cast<const MatrixProduct*>(argument[lane]);
     const int g = lane / 4, t = lane % 4;
@@ -51,7 +50,7 @@ GOAT_SIMT_CLONES void multiply_fragments(void** argument, std::uint32_t) {
     b_row[2 * k] = (Row)(pairs << 16);
     b_row[2 * k + 1] = (Row)(pairs & 0xFFFF0000u);
   }
-  for (int i = 0; i < 16; i += 4) {  // four rows at a time: four independent sums
+  for (int i = 0; i < 16; i += 4) {  // four rows at a time, for four independent sums
     Row sum[4];
     __builtin_memcpy(sum, d[i], sizeof sum);
     const float* a_row = reinterpret_cast<const float*>(a[i]);
@@ -74,7 +73,7 @@ GOAT_SIMT_CLONES void multiply_fragments(void** argument, std::uint32_t) {
 
 namespace {
 
-// A row address of ldmatrix; lane 8 i + r gives row r of matrix i.
+// Checks and returns a row address of ldmatrix. Lane 8 i + r gives row r of matrix i.
 const void* checked_row(Worker& worker, const Thread& thread, const void* row) {
   if (!worker.shared.valid(row, 16)) [[unlikely]]
     fail(formatted("ldmatrix: out of bounds, lane %u reads 16 bytes at %s, at ", thread.lane,
@@ -89,7 +88,8 @@ const void* checked_row(Worker& worker, const Thread& thread, const void* row) {
   return row;
 }
 
-// Rows in the same 16-byte column of the 128-byte bank line are fetched one after another.
+// Whether rows conflict. Rows in the same 16-byte column of the 128-byte bank line are read one
+// after the other.
 bool conflicting(const SharedMemory& shared, const void* const (&rows)[8]) {
   std::uint32_t columns = 0;
   for (const void* row : rows) columns |= 1u << shared.offset(row) / 16 % 8;

@@ -1,6 +1,6 @@
-// What g++ -fsanitize=thread calls at every load and store, answered by the race checker instead of libtsan:
-// kernels are compiled with that flag, the emulator is not, and nothing is linked with it. The linker takes
-// this file from the library where instrumented code asks for it.
+// The functions that g++ -fsanitize=thread calls at every load and store, implemented by the race checker
+// instead of libtsan. Kernels are compiled with that flag; the emulator is not, and the program is not linked
+// with it. The linker takes this file from the library if instrumented code needs it.
 #include <cstddef>
 #include <cstdint>
 
@@ -12,8 +12,8 @@ namespace {
 using goat::on_simt::current_thread;
 using goat::on_simt::current_worker;
 
-// Templates of the standard library that the emulator shares with instrumented code may come instrumented:
-// the checker is not to check itself.
+// True while the checker runs. The emulator and instrumented code share templates of the standard library,
+// which may be instrumented. The checker must not check itself.
 constinit thread_local bool busy = false;
 
 inline void observe(const void* place, std::size_t bytes, bool write, bool aligned, const void* code) {
@@ -36,8 +36,8 @@ inline void observe(const void* place, std::size_t bytes, bool write, bool align
   void __tsan_unaligned_volatile_read##bytes(void* place) { observe(place, bytes, false, false, CODE); } \
   void __tsan_unaligned_volatile_write##bytes(void* place) { observe(place, bytes, true, false, CODE); }
 
-// Atomics of instrumented code, std::atomic of the host included. The device's own reach the checker through
-// observe_atomic().
+// Atomics of instrumented code, including std::atomic on the host. Atomics of the
+// device call observe_atomic().
 #define ATOMICS(bits, T)                                                                                   \
   T __tsan_atomic##bits##_load(const volatile T* place, int) {                                             \
     return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                       \

@@ -12,8 +12,8 @@ namespace goat::on_simt {
 
 namespace {
 
-constexpr std::uint32_t pending =
-    0xFFFFFFFFu;  // the clock of an asynchronous write that nobody has waited for
+// Clock of an asynchronous write that no thread has waited for.
+constexpr std::uint32_t pending = 0xFFFFFFFFu;
 constexpr std::size_t most_reports = 16;
 
 std::uint8_t touched_bytes(std::size_t cell, std::size_t begin, std::size_t end) {
@@ -99,7 +99,7 @@ void RaceChecker::acquire(std::uint32_t thread, const Clock& clock) {
     values[other] = std::max(values[other], clock[other]);
 }
 
-// ---- fences and atomics: the last of many blocks may read what the others wrote before
+// ---- fences and atomics: the last of many blocks may read what the other blocks wrote before
 
 void RaceChecker::fence(std::uint32_t thread) {
   const std::uint32_t* values = row(thread);
@@ -124,7 +124,7 @@ void RaceChecker::plain_access(const Thread& thread, const void* place, std::siz
   if (misaligned && (worker_.shared.contains(place) || DeviceMemory::instance().contains(place, 1))) {
     report("misaligned access", place, thread, code, -1, nullptr);
     std::fprintf(stderr, "simt: misaligned access of %zu bytes: %s, at %s\n", bytes, describe(place).c_str(),
-                 source_place(code).c_str());  // it may end the program
+                 source_place(code).c_str());  // before the access, because it may end the program
   }
   access(thread, place, bytes, write ? Access::write : Access::read, code);
 }
@@ -151,7 +151,7 @@ void RaceChecker::shared_access(const Thread& thread, const void* place, std::si
 void RaceChecker::global_access(const Thread& thread, const void* place, std::size_t bytes, Access kind,
                                 const void* code) {
   Allocation* allocation = DeviceMemory::instance().find(place);
-  if (!allocation) return;  // the thread's own variables, or the host's
+  if (!allocation) return;  // a variable of the thread or of the host
   if (!allocation->contains(place, bytes)) return report("out of bounds", place, thread, code, -1, nullptr);
   if (!allocation->shadow) {
     allocation->shadow = std::make_unique<GlobalShadow>();
@@ -168,7 +168,7 @@ void RaceChecker::global_access(const Thread& thread, const void* place, std::si
   }
 }
 
-// The first access of a block to what another block has touched in this launch.
+// Checks an access against those of other blocks to the same bytes in this launch.
 void RaceChecker::enter_block(GlobalCell& cell, const Thread& thread, Access kind, const void* code,
                               const void* place) {
   const std::uint32_t launch = worker_.launch->number;
@@ -265,7 +265,7 @@ void RaceChecker::check_write(Cell& cell, std::uint8_t bytes, const Thread& thre
   cell.written_atomically = kind == Access::atomic;
 }
 
-// Now it is as if the thread that waited had written it.
+// From now on the copy counts as a write of the thread that waited for it.
 void RaceChecker::copy_landed(const Thread& thread, const void* shared, std::size_t bytes) {
   const std::size_t begin = worker_.shared.offset(shared);
   for (std::size_t i = begin / granule; i * granule < begin + bytes; ++i)
@@ -297,8 +297,8 @@ std::string RaceChecker::describe(const void* place) const {
                    allocation->bytes);
 }
 
-// Never throws: the compiler takes the hooks for functions that do not. One report for each pair of source
-// places; the launch fails after the block.
+// Does not throw, because the compiler assumes that the hooks do not. Reports each pair of source places
+// once. The launch fails after the block.
 void RaceChecker::report(const char* what, const void* place, const Thread& thread, const void* code,
                          std::int64_t other, const void* other_code) {
   ++worker_.counters.races;
@@ -317,7 +317,7 @@ void RaceChecker::report(const char* what, const void* place, const Thread& thre
   all += (all.empty() ? "" : "\n") + text;
 }
 
-// ---- what kernels call
+// ---- functions that kernels call
 
 void __threadfence() {
   std::atomic_thread_fence(std::memory_order_seq_cst);

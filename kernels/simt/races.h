@@ -1,6 +1,6 @@
-// Finds pairs of accesses that nothing orders. Every load and store of instrumented kernels arrives here
-// (race_hooks.cpp); barriers, __syncwarp, asynchronous copies and fences with atomics order them, by vector
-// clocks. Blocks are executed one after another on one host thread.
+// Finds pairs of accesses without an order between them. Every load and store of instrumented kernels calls
+// this checker (race_hooks.cpp). Barriers, __syncwarp, asynchronous copies, and fences with atomics order
+// accesses; vector clocks record this order. Blocks run one after another on one host thread.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +21,22 @@ enum class Access : std::uint8_t {
   read,
   write,
   atomic,
-  pending_write,  // of an asynchronous copy that has not been waited for
+  pending_write,  // of an asynchronous copy that no thread has waited for
 };
 
-// What is known of two neighbouring bytes: the last write and two reads. `bytes` says which of the two an
-// access touched.
+// The known accesses to two neighbouring bytes: the last write and two reads. write_bytes and read_bytes say
+// which of the two bytes were accessed (one bit each).
 struct Cell {
   std::uint32_t write_clock = 0, read_clock = 0, earlier_read_clock = 0;
-  std::uint16_t writer = 0, reader = 0, earlier_reader = 0;  // threads
+  std::uint16_t writer = 0, reader = 0, earlier_reader = 0;  // thread numbers
   std::uint8_t write_bytes = 0, read_bytes = 0;
   bool written = false, written_atomically = false;
   const void* write_code = nullptr;
   const void* read_code = nullptr;
 };
 struct GlobalCell : Cell {
-  std::uint32_t launch = 0, block = 0;      // whose accesses are noted above
-  const void* other_block_reads = nullptr;  // where a block before it reads these bytes
+  std::uint32_t launch = 0, block = 0;      // the launch and block of the accesses above
+  const void* other_block_reads = nullptr;  // where an earlier block reads these bytes
   std::uint16_t other_reader = 0;
 };
 class GlobalShadow {
@@ -52,32 +52,33 @@ class RaceChecker {
   bool found() const { return found_; }
 
   void access(const Thread& thread, const void* place, std::size_t bytes, Access kind, const void* code);
-  // A plain load or store of kernel code; `aligned` where the compiler relied on a multiple of the size.
+  // Records a plain load or store of kernel code. `aligned`: the compiler assumed that the address is a
+  // multiple of the size.
   void plain_access(const Thread& thread, const void* place, std::size_t bytes, bool write, bool aligned,
                     const void* code);
   void copy_landed(const Thread& thread, const void* shared, std::size_t bytes);
 
-  // Everything these threads did comes before everything they will do.
+  // Orders everything that these threads did before everything that they will do.
   void synchronize(const std::uint32_t* threads, std::size_t count);
   void synchronize_block();
-  // A thread leaves what it knows in `clock`, or takes it over from there.
+  // release adds what a thread knows to `clock`. acquire adds `clock` to what a thread knows.
   using Clock = std::vector<std::uint32_t>;
   void release(std::uint32_t thread, Clock& clock);
   void acquire(std::uint32_t thread, const Clock& clock);
 
-  // A write to shared memory by the TMA unit, ordered by the mbarrier whose clock is given.
+  // A write to shared memory by the TMA unit, ordered by the mbarrier with the given clock.
   std::uint32_t tick(std::uint32_t thread) { return own_[thread]++; }
   void tma_landed(std::uint32_t thread, std::uint32_t clock, const void* shared, std::size_t bytes,
                   const void* code, Clock& barrier);
 
-  // __threadfence, and an atomic that may pass on what was fenced to a later block.
+  // __threadfence, and an atomic that may pass the fenced accesses on to a later block.
   void fence(std::uint32_t thread);
   void atomic_passes_on(const void* place);
 
  private:
-  static constexpr std::size_t granule = 2;  // bytes of a cell
+  static constexpr std::size_t granule = 2;  // bytes per cell
 
-  // Up to which of its clock ticks `thread` knows of `other`.
+  // The latest clock tick of `other` that `thread` knows.
   std::uint32_t known(std::uint32_t thread, std::uint32_t other) const;
   std::uint32_t* row(std::uint32_t thread);
   void check_cell(Cell& cell, std::uint8_t bytes, const Thread& thread, Access kind, const void* code,
@@ -97,25 +98,25 @@ class RaceChecker {
 
   Worker& worker_;
   std::uint32_t threads_ = 0;
-  std::uint32_t block_ = 0;  // number + 1 of the one that runs
+  std::uint32_t block_ = 0;  // number + 1 of the running block
   bool found_ = false;
 
-  // Thread t knows of u: own_[t] if t = u, else the larger of floor_[u] (the last barrier of the block) and
-  // its row, if that was written since.
+  // Thread t knows the clock own_[t] of itself. Of another thread u it knows the larger of floor_[u] (the
+  // last barrier of the block) and its row in rows_, if the row was written since that barrier.
   std::vector<std::uint32_t> own_, floor_, rows_;
   std::vector<std::uint32_t> row_epoch_;
   std::uint32_t epoch_ = 1;
 
-  std::vector<Cell> cells_;  // of shared memory
+  std::vector<Cell> cells_;  // one per granule of shared memory
   std::size_t cells_used_ = 0;
   std::set<std::tuple<const void*, const void*, const char*>> reported_;
 
-  std::vector<std::uint32_t>
-      fenced_;  // up to which clock each thread's accesses have been fenced in this block
+  // For each thread, the clock up to which its accesses have been fenced in this block.
+  std::vector<std::uint32_t> fenced_;
   bool any_fence_ = false;
   using Passed = std::unordered_map<std::uint32_t, Clock>;  // by block
   std::unordered_map<const void*, Passed> passed_on_;       // by atomic
-  Passed acquired_;                                         // what this block has learnt
+  Passed acquired_;                                         // what this block has learnt through atomics
 };
 
 }  // namespace goat::on_simt

@@ -17,8 +17,8 @@ std::string formatted(const char* format, ...) {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);
-  // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): the analyzer forgets va_start where it reads several
-  // files
+  // The analyzer forgets va_start when it reads several files.
+  // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized)
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   return text;
@@ -35,14 +35,15 @@ struct Frame {
   std::string function, place;  // place: "/path/layernorm.cu:41"
 };
 
-// What addr2line says of an address: the innermost inlined function first.
+// The output of addr2line for an address, the innermost inlined function first.
 std::vector<Frame> frames_at(const void* code) {
   std::vector<Frame> frames;
   Dl_info object{};
   if (!dladdr(code, &object) || !object.dli_fname) return frames;
   const auto offset =
       static_cast<std::size_t>(static_cast<const char*>(code) - static_cast<const char*>(object.dli_fbase));
-  // A program that is not position-independent is known by its addresses, others by the offset in the file.
+  // addr2line needs the address itself in a program that is not position-independent, otherwise the offset
+  // in the file.
   const bool absolute = reinterpret_cast<std::uintptr_t>(object.dli_fbase) == 0x400000;
   const std::string command = formatted("addr2line -f -C -i -e '%s' 0x%zx 2>/dev/null", object.dli_fname,
                                         absolute ? reinterpret_cast<std::size_t>(code) : offset);
@@ -104,7 +105,7 @@ std::string without_scope_and_parameters(std::string name) {
   for (const char* scope : {"goat::on_simt::", "(anonymous namespace)::"})
     for (auto at = name.find(scope); at != std::string::npos; at = name.find(scope))
       name.erase(at, std::strlen(scope));
-  if (name.starts_with("void ")) name.erase(0, 5);  // a template's result
+  if (name.starts_with("void ")) name.erase(0, 5);  // the result type of a template
   int depth = 0;
   for (std::size_t i = name.size(); name.ends_with(')') && i-- > 0;) {
     depth += (name[i] == ')') - (name[i] == '(');

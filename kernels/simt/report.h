@@ -1,5 +1,5 @@
-// What a report is made of: source places and kernel names, found in the debugging information (addr2line)
-// where there is any.
+// Parts of a report: source places and kernel names, found in the debugging information (addr2line) if
+// there is any.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@ namespace goat::on_simt {
 
 [[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 
-// The place of the call that returns to `code`: "layernorm.cu:41", with inlined calls "reduce.cuh:33 <
-// layernorm.cu:41".
+// The source place of the call that returns to `code`: "layernorm.cu:41", or with inlined calls
+// "reduce.cuh:33 < layernorm.cu:41".
 std::string source_place(const void* code);
 std::string source_place(const char* file, int line);  // without folders
 

@@ -1,4 +1,5 @@
-// The twin of kernels/cuda/runtime.cu: device memory is host memory, streams do everything at once.
+// The counterpart of kernels/cuda/runtime.cu: device memory is host memory, and streams complete every
+// operation at once.
 #include "kernels/cuda/runtime.cuh"
 
 #include <cstring>
@@ -13,7 +14,7 @@
 namespace goat::on_simt::runtime {
 
 namespace {
-// A GPU's copy engine would refuse, or write over something else.
+// Throws for memory that a GPU's copy engine would refuse, or that is not allocated.
 void require_device_memory(const void* memory, std::size_t bytes, const char* what) {
   if (bytes > 0 && !DeviceMemory::instance().contains(memory, bytes))
     throw std::runtime_error(formatted(

@@ -1,4 +1,4 @@
-// What the emulator tells AddressSanitizer; nothing in other builds.
+// Informs AddressSanitizer about the emulator's memory. Does nothing in other builds.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Runs the threads of one block after another, and ends a block that can go no further.
+// Runs the threads of one block after another, and ends a block in which no thread can continue.
 #include "kernels/simt/scheduler.h"
 
 #include <algorithm>
@@ -37,12 +37,12 @@ void fiber_entry() {
 
 std::size_t default_stack_bytes() { return address_sanitizer ? 256 * 1024 : 64 * 1024; }
 
-// Where the linear'th block of a launch stands in the order of blocks. Random order: an affine map onto
-// itself, with a factor prime to the count.
+// The block that a launch runs at position `linear`. The random order is an affine map of the block numbers
+// onto themselves; its factor is coprime to their number.
 std::uint64_t block_in_order(std::uint64_t linear, std::uint64_t blocks, Order order, std::uint64_t seed) {
   if (order == Order::ascending) return linear;
   if (order == Order::descending) return blocks - 1 - linear;
-  if (blocks > UINT32_MAX) return linear;  // the product below would not fit
+  if (blocks > UINT32_MAX) return linear;  // the product below would overflow
   seed %= blocks;
   std::uint64_t factor = (seed * 2654435761u + 1) % blocks;
   while (std::gcd(factor, blocks) != 1) ++factor;
@@ -168,8 +168,8 @@ void Worker::run_block(std::uint64_t linear) {
   }
 }
 
-// Runs threads until this fiber has none and another must go on: threads that never wait are a plain loop on
-// one stack.
+// The loop of a fiber: runs threads until none is left for this fiber and another fiber must continue.
+// Threads that never wait run in a plain loop on one stack.
 void Worker::run_threads() {
   Fiber* const self = current_thread->fiber;
   for (;;) {
@@ -200,7 +200,7 @@ void Worker::run_threads() {
       record_failure(*this, "the kernel threw an exception");
       block_failed = true;
     }
-    switch_fiber(*self, host);  // comes back in a later block
+    switch_fiber(*self, host);  // returns here in a later block
   }
 }
 

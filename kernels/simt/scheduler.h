@@ -1,5 +1,5 @@
-// Inside the emulator: one Worker for each host thread, and how it goes from CUDA thread to CUDA thread.
-// Included by the emulator's own files only.
+// Internal to the emulator: one Worker per host thread, which switches between CUDA threads. Only the
+// emulator's own files include this header.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ namespace goat::on_simt {
 class RaceChecker;
 class HopperUnits;
 
-// One enqueue().
+// One call of enqueue().
 struct Launch {
   dim3 grid, block;
   std::size_t shared_bytes = 0;
   KernelCall call{};
   Options options;
-  std::uint32_t number = 0;  // of the launches of this process
+  std::uint32_t number = 0;  // counts the launches of this process
   std::uint64_t blocks = 0;
   std::atomic<std::uint64_t> next_block{0};
   std::atomic<bool> failed{false};
@@ -36,24 +36,24 @@ struct Launch {
   bool failure_reported = false;
 };
 
-// Lanes of a warp that meet. Several may be under way, with masks that overlap: a lane goes from one to the
-// next.
+// A rendezvous of the lanes of a warp. Several with overlapping masks may be under way: a lane takes part in
+// one after the other.
 struct Rendezvous {
   std::uint32_t mask, arrived;
   Collective operation;
   int line;
 };
 struct Warp {
-  std::uint32_t existing, ready, finished;  // lanes, one bit each
-  std::uint32_t awaited;                    // those that a rendezvous under way names
-  std::uint32_t meetings;                   // how many are under way: `arrived` is not 0
+  std::uint32_t existing, ready, finished;  // one bit per lane
+  std::uint32_t awaited;                    // lanes named by a rendezvous under way
+  std::uint32_t meetings;                   // number under way (with `arrived` not 0)
   Rendezvous rendezvous[32];
   void* argument[32];
 };
 
 struct BlockBarrier {
   std::uint32_t arrived = 0;
-  const char* file = nullptr;  // where the first to arrive stands
+  const char* file = nullptr;  // source place of the first thread to arrive
   int line = 0;
   int yes = 0;
   Votes result{};
@@ -61,8 +61,8 @@ struct BlockBarrier {
 struct NamedBarrier {
   std::uint32_t arrived = 0;
   int expected = 0;
-  std::vector<std::uint32_t> waiting,
-      members;  // thread numbers; members: those that have arrived, waiting or not
+  // Thread numbers. members: those that have arrived, whether they wait or not.
+  std::vector<std::uint32_t> waiting, members;
 };
 
 // A cp.async of one thread.
@@ -85,7 +85,7 @@ struct KernelFailed {};
 struct Worker {
   Worker();
   ~Worker();
-  void run(Launch& launch);  // blocks, until none is left or one has failed
+  void run(Launch& launch);  // runs blocks until none is left or one has failed
 
   Launch* launch = nullptr;
   Block block{};
@@ -94,8 +94,8 @@ struct Worker {
   std::unique_ptr<FiberPool> fibers;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  std::uint32_t ready_warps = 0;  // one bit each
-  std::uint32_t finished = 0;     // threads
+  std::uint32_t ready_warps = 0;  // one bit per warp
+  std::uint32_t finished = 0;     // number of threads
   unsigned current_warp = 0;
   Order order = Order::ascending;
   std::uint64_t random_state = 1;
@@ -107,8 +107,8 @@ struct Worker {
   std::vector<CopyQueue> copies;  // by thread
   std::unique_ptr<HopperUnits> hopper;
   std::unique_ptr<RaceChecker> race_checker;
-  RaceChecker* races = nullptr;  // while it is in use
-  int outstanding = 0;           // threads at barriers, asynchronous copies and products under way
+  RaceChecker* races = nullptr;  // null while it is not used
+  int outstanding = 0;           // threads at barriers, and unfinished asynchronous copies and products
   Counters counters;
 
   std::uint32_t random() {
@@ -128,9 +128,9 @@ struct Worker {
       current_warp = pick(ready_warps);
     Warp& warp = warps[current_warp];
     const unsigned lane = pick(warp.ready);
-    warp.ready &= ~(
-        1u
-        << lane);  // NOLINT(clang-analyzer-core.UndefinedBinaryOperatorResult): a ready warp has a ready lane
+    // A ready warp has a ready lane.
+    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
+    warp.ready &= ~(1u << lane);
     if (!warp.ready) ready_warps &= ~(1u << current_warp);
     return &threads[current_warp * 32 + lane];
   }
@@ -143,9 +143,9 @@ struct Worker {
     warps[warp].ready |= lanes;
     ready_warps |= 1u << warp;
   }
-  void make_all_ready();  // all that have not finished
+  void make_all_ready();  // all threads that have not finished
 
-  // Goes on with `next`, from a stack that will be returned to (or is free).
+  // Continues with `next`. The stack of `from` is continued later, or is free.
   void resume(Fiber& from, Thread& next) {
     if (!next.fiber) [[unlikely]]
       return begin(from, next);
@@ -153,8 +153,8 @@ struct Worker {
     ++counters.switches;
     switch_fiber(from, *next.fiber);
   }
-  // The current thread waits until someone makes it ready. Nothing but tail calls: no registers are saved
-  // until switch_fiber does.
+  // The current thread waits until another thread makes it ready. There are only tail calls, so that no
+  // registers are saved until switch_fiber does it.
   void suspend() {
     Thread& self = *current_thread;
     if (stack_pointer() < self.fiber->stack + FiberPool::reserve) [[unlikely]]
@@ -179,7 +179,7 @@ struct Worker {
   }
   void begin(Fiber& from, Thread& next);
   void suspend_for_late_copies();
-  Thread* after_late_copies();  // TMA copies land when nobody can run; throws if that helps nobody
+  Thread* after_late_copies();  // completes TMA loads until a thread can run; fails if none can
   [[noreturn]] void stack_overflow(const Thread& thread);
   [[noreturn]] void deadlock();
   void prepare(Launch& new_launch);
@@ -188,19 +188,19 @@ struct Worker {
   void finish_with_loose_ends(Thread& thread);
 };
 
-// Of this host thread, while it runs a kernel.
+// The worker of this host thread while it runs a kernel.
 extern constinit thread_local Worker* current_worker;
 
-// Ends the kernel with a failure that a thread does not notice by itself.
+// Records `text` as the failure of the running block. The caller must end the block.
 void record_failure(Worker& worker, const std::string& text);
 
-// Where lanes of the warp wait for this thread.
+// The source place where lanes of the warp wait for this thread.
 std::string place_that_awaits(const Worker& worker, const Thread& thread);
 
-// The threads at the block's barrier go on, now that no others are left.
+// Releases the threads at the block's barrier; called when all threads that have not returned are there.
 void complete_barrier(Worker& worker);
 
-// Whether kernels report their accesses (race_hooks.cpp sets it).
+// Whether the kernels report their accesses. race_hooks.cpp sets it.
 extern constinit bool kernels_are_instrumented;
 
 }  // namespace goat::on_simt

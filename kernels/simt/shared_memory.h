@@ -10,8 +10,8 @@
 
 namespace goat::on_simt {
 
-// One region, reused by every block: dynamic memory first, then the static variables, each with a guard band
-// behind it.
+// One region, reused by every block: dynamic memory, then the static variables. A guard band follows
+// each of them.
 class SharedMemory {
  public:
   SharedMemory();
@@ -21,8 +21,8 @@ class SharedMemory {
 
   void start_launch(std::size_t dynamic_bytes, std::size_t limit, bool poisoned);
   void start_block();
-  // The variable's place; laid out when the first thread of the launch asks. Throws std::runtime_error if the
-  // block would have too much.
+  // The address of the variable. It is placed when the first thread of the launch asks for it. Throws
+  // std::runtime_error if the block would exceed its limit.
   void* variable(const SharedVariable& variable) {
     if (!variables_.empty() && variables_[0].variable == &variable) return region_ + variables_[0].offset;
     return find(variable);
@@ -34,13 +34,13 @@ class SharedMemory {
   std::size_t offset(const void* place) const {
     return static_cast<std::size_t>(static_cast<const unsigned char*>(place) - region_);
   }
-  // Whether [place, place + bytes) lies in the dynamic memory or in one variable.
+  // Whether [place, place + bytes) is inside the dynamic memory or inside one variable.
   bool valid(const void* place, std::size_t bytes) const {
     return offset(place) + bytes <= dynamic_bytes_ && offset(place) < capacity ? true
                                                                                : in_variable(place, bytes);
   }
   std::string describe(const void* place) const;  // "partial[+12]", "dynamic shared memory[+64]"
-  // Which variable something has written behind; "" if none. (AddressSanitizer reports the write itself.)
+  // The variable whose guard band was overwritten, or "". AddressSanitizer reports the write itself.
   std::string overrun() const;
 
   static constexpr std::size_t capacity = 512 * 1024;
@@ -61,7 +61,7 @@ class SharedMemory {
   unsigned char* region_;
   std::size_t dynamic_bytes_ = 0;
   std::size_t static_bytes_ = 0;
-  std::size_t end_ = 0;  // of the last variable
+  std::size_t end_ = 0;  // end of the last variable
   std::size_t limit_ = 0;
   bool poisoned_ = true;
   std::vector<Placed> variables_;

@@ -1,33 +1,34 @@
-// One CUDA C++ source, executed on the CPU: what a file of kernels/cuda sees in place of CUDA when the host
-// compiler compiles it (namespace goat::on_simt). Every thread of a block is a fiber; __syncthreads and the
-// collectives of a warp are real rendezvous; tensor-core instructions and asynchronous copies are emulated.
-// Nothing of the CUDA runtime is called or linked: only its headers are needed.
+// Executes CUDA C++ sources on the CPU. A file of kernels/cuda includes this header instead of CUDA if the
+// host compiler compiles it (namespace goat::on_simt). Every thread of a block is a fiber. __syncthreads and
+// the collectives of a warp are real rendezvous. Tensor-core instructions and asynchronous copies are
+// emulated. The CUDA runtime is neither called nor linked: only its headers are needed.
 //
 // Rules for kernel sources
-//  1. Everything stands in `namespace goat::GOAT_TARGET`, kernels included. No symbol may be shared with
-//  nvcc's build of the same source: the linker
-//     would keep one of the two.
+//  1. Everything is in `namespace goat::GOAT_TARGET`, including kernels. No symbol may be shared with nvcc's
+//      build of the same source, because the linker would keep only one of the two.
 //  2. Kernels start through enqueue(kernel, grid, block, shared_bytes, stream, arguments...), never <<<>>>.
-//  3. Shared memory: GOAT_SHARED(name, type) for static, dynamic_shared<T>() for dynamic, so that it can be
-//  poisoned and checked.
-//  4. PTX only in kernels/cuda/ptx.cuh and hopper.cuh, beside its twin (instructions.h).
-//  5. No thread returns before the last __syncthreads, none calls it in divergent code.
-//  6. A collective's mask names exactly the lanes that call it. Lanes that exchange data through memory need
-//  __syncwarp or a barrier in between.
-//  7. No waiting for another block or for memory to change: blocks run one after another. Tickets for the
-//  last block are fine (__threadfence first).
-//  8. Vectors are read and written at multiples of their size. bf16 arithmetic is done in float: __hfma and
-//  its like are missing on the host.
+//  3. Shared memory: GOAT_SHARED(name, type) for static, dynamic_shared<T>() for dynamic memory, so that it
+//      can be poisoned and checked.
+//  4. PTX is only in kernels/cuda/ptx.cuh and hopper.cuh, beside its counterpart (instructions.h).
+//  5. No thread returns before the last __syncthreads, and none calls it in divergent code.
+//  6. The mask of a collective names exactly the lanes that call it. Lanes that exchange data through memory
+//      need __syncwarp or a barrier in between.
+//  7. A block must not wait for another block or for memory to change, because blocks run one after another.
+//      Tickets for the last block are allowed (__threadfence first).
+//  8. Vectors are read and written at multiples of their size. bf16 arithmetic is done in float, because
+//      __hfma and similar functions do not exist on the host.
 //  9. No clusters, textures, dynamic parallelism, <cooperative_groups>, and no `extern __shared__`.
 //
-// What is found, and in which build (test/test_simt_*.cpp plants each defect): a wrong barrier, warp
-// divergence, missing lanes, limits of the GPU, misplaced asynchronous copies and misaligned intrinsics
-// always; memory errors and misaligned plain vectors with -fsanitize=address,undefined; races, uninitialised
-// shared memory and missing waits where the kernels are compiled with -fsanitize=thread (race_hooks.cpp).
-// Sources should be compiled with -g: reports name source lines.
+// Defects that are found, by build (test/test_simt_*.cpp plants each defect):
+// * always: a wrong barrier, warp divergence, missing lanes, limits of the GPU, misplaced asynchronous copies
+//   and misaligned intrinsics;
+// * with -fsanitize=address,undefined: memory errors and misaligned plain vectors;
+// * with kernels compiled with -fsanitize=thread (race_hooks.cpp): races, uninitialised shared memory
+//   and missing waits.
+// Sources should be compiled with -g, because reports name source lines.
 //
-// What is not shown: the rounding inside tensor cores and of ex2.approx, weak memory ordering, missing
-// fence.proxy.async or wgmma.fence, and speed.
+// Not simulated: the rounding inside tensor cores and of ex2.approx, weak memory ordering, the effect of a
+// missing fence.proxy.async or wgmma.fence, and speed.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,7 +39,7 @@
 #include <cstdint>
 #include <cstring>
 
-// CUDA's own words, as the host compiler must read them.
+// Makes CUDA's own keywords readable for the host compiler.
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __forceinline__

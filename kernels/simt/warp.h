@@ -1,5 +1,5 @@
-// Collectives of a warp: shuffles, votes, reductions. All lanes that a mask names meet; the last to arrive
-// does the exchange for all.
+// Collectives of a warp: shuffles, votes, reductions. All lanes that a mask names wait for each other. The
+// last lane to arrive executes the operation for all.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@ namespace goat::on_simt {
 
 constexpr int warpSize = 32;
 
-// Does the operation for the lanes of `mask`; argument[lane] is what each of them passed.
+// Executes the operation for the lanes of `mask`. argument[lane] is the argument that this lane passed.
 using Collective = void (*)(void** argument, std::uint32_t mask);
 void collective(std::uint32_t mask, Collective operation, void* argument, int line);
 
@@ -90,7 +90,7 @@ GOAT_SIMT_INLINE int __all_sync(unsigned mask, int predicate, GOAT_SIMT_LINE) {
   return __ballot_sync(mask, predicate, line) == mask;
 }
 
-// The lanes that hold the same 32-bit value.
+// The mask of the lanes that hold the same 32-bit value.
 template <class T>
 GOAT_SIMT_INLINE unsigned __match_any_sync(unsigned mask, T value, GOAT_SIMT_LINE) {
   static_assert(sizeof(T) == 4);
