@@ -36,8 +36,7 @@ json definitions() {
       {"divergence", "mean KL(pi_i || uniform over j <= i), nats"},
       {"kind",
        "uniform: divergence < 0.05; else, by where half or more of the mass lies, sink: key 0; previous "
-       "token: lag 1; local: lags 0 to 8; else long "
-       "range"},
+       "token: lag 1; local: lags 0 to 8; else long range"},
       {"amplitude",
        "of a head: sum_r sqrt(alpha_r^2 + beta_r^2); active: above 1.0; deviation: population standard "
        "deviation"},
@@ -48,16 +47,12 @@ json definitions() {
        "heads with |beta| > |alpha|, 2-norms over r; median_ratio is the median of |beta| / |alpha|"},
       {"theorem1",
        "pi_ij exp(-omega_i) <= p_ij <= pi_ij exp(omega_i) with p_i = softmax of content + K_i and omega_i "
-       "the range of the content logits; keys "
-       "where "
-       "it fails by more than 1e-9 in the logarithm are violations"},
+       "the range of the content logits; keys where it fails by more than 1e-9 in the logarithm are "
+       "violations"},
       {"theorem2",
        "at zero content, with margin delta_i = K_i0 - max over 0 < j <= i of K_ij: 1 - pi_i0 <= i / "
-       "(exp(delta_i) + i); outside_first is the left "
-       "side, "
-       "bound the right; smallest_margin is over rows i >= first_row; violations count rows i >= 1 where "
-       "outside_first or sensitivity exceeds the "
-       "bound"},
+       "(exp(delta_i) + i); outside_first is the left side, bound the right; smallest_margin is over rows i "
+       ">= first_row; violations count rows i >= 1 where outside_first or sensitivity exceeds the bound"},
       {"sensitivity",
        "Psi_i = d pi_i0 / d s_i0 = pi_i0 (1 - pi_i0): how fast the first key's probability moves with one "
        "content logit s, at zero content"},

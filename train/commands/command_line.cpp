@@ -254,8 +254,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   else if (training.config.empty() && !training.list_configs && !(training.resume && !training.out.empty()))
     throw ConfigError(
         "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
-        "--resume "
-        "--out RUN\nRun train_gpt_goat --help for the options.");
+        "--resume --out RUN\nRun train_gpt_goat --help for the options.");
   else
     line.command = training;
   return line;

@@ -77,8 +77,7 @@ void check_prior(const Config& c) {
   }
   require(c.prior.init != "alibi" || c.prior.recency != "off",
           "prior.init = \"alibi\" starts from ALiBi's slopes, but prior.recency = \"off\" has no slope; set "
-          "prior.recency to free or softplus, or "
-          "prior.init to zero or random");
+          "prior.recency to free or softplus, or prior.init to zero or random");
 }
 
 void check_shards(const Config& c) {

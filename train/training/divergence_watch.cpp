@@ -26,8 +26,7 @@ std::optional<std::string> DivergenceWatch::add(double loss) {
   char text[256];
   std::snprintf(text, sizeof text,
                 "the loss has been above %.4g for %zu steps, where %s: the run diverges; lower train.lr, set "
-                "train.clip, "
-                "or train.spike_z to skip spikes",
+                "train.clip, or train.spike_z to skip spikes",
                 lowest, window,
                 above_uniform ? ("a uniform guess has ln V = " + std::to_string(uniform_)).c_str()
                               : ("it had come down to " + std::to_string(before)).c_str());

@@ -39,8 +39,8 @@ std::string how_to_prepare(const Config& config, const std::string& pattern) {
   if (tokenizer.empty())
     return check +
            "; data/prepare.py text makes shards of bytes (model.vocab = 256) and of GPT-2's tokens (50257), "
-           "here " +
-           "model.vocab = " + std::to_string(config.model.vocab);
+           "here model.vocab = " +
+           std::to_string(config.model.vocab);
   return check + ", or make shards from text files:\n  .venv/bin/python data/prepare.py text --tokenizer " +
          tokenizer + " --out " + (folder.empty() ? "FOLDER" : folder) + " FILE...";
 }

@@ -35,8 +35,7 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data) cons
   for (const std::string& note : data.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
   std::printf(
       "model       %s, %s, width %lld, attention %s; %lld parameters, %lld of them the prior's (%lld with "
-      "full "
-      "q and k projections)\n",
+      "full q and k projections)\n",
       counted(config_.model.layers, "layer").c_str(), counted(config_.model.heads, "head").c_str(),
       static_cast<long long>(config_.model.width), config_.model.attention.c_str(),
       static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
@@ -145,8 +144,7 @@ int TrainingLog::stopped(int signal, bool saved) {
 int TrainingLog::diverged() const {
   std::fprintf(stderr,
                "error: the last %lld updates were skipped (not finite, or spikes); stopped. The model saved "
-               "is the one before them. "
-               "Lower train.lr, raise train.spike_z, or look at the data.\n",
+               "is the one before them. Lower train.lr, raise train.spike_z, or look at the data.\n",
                static_cast<long long>(trainer_.state().consecutive_skips));
   return 1;
 }
