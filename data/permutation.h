@@ -46,7 +46,7 @@ class Permutation {
     return high << low_bits_ | low;
   }
 
-  // A half has at most 32 bits.
+  // The cast loses nothing, because a half has at most 32 bits.
   std::uint32_t round_function(std::uint32_t round, std::uint64_t half) const {
     return philox4x32({static_cast<std::uint32_t>(half), round, 0, 0}, key_)[0];
   }

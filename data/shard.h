@@ -41,8 +41,8 @@ class Shard {
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
 
-  // Reads tokens first .. first + size - 1, which must be inside the shard. Throws DataError if the file has
-  // changed, or if a token is not below the vocabulary size.
+  // Reads tokens first .. first + size - 1. Throws std::out_of_range if they are not all in the shard, and
+  // DataError if the file has changed or a token is not below the vocabulary size.
   void read(std::int64_t first, std::span<std::uint16_t> tokens) const;
 
   // Checksum of the header and of 16 pieces of 4 KiB, spread over the file. Throws DataError.

@@ -366,7 +366,7 @@ enum class Rounding : std::uint8_t { nearest, stochastic };
 struct AdamW {
   StepState* state = nullptr;
   Tensor param;   // [n], any dtype, read by the forward pass
-  Tensor master;  // f32 [n], master weights; absent if param is f32
+  Tensor master;  // f32 [n], master weights; absent if param is f32 and its own master
   Tensor m;       // f32 [n]
   Tensor v;       // f32 [n]
   Tensor grad;    // [n]

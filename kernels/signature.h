@@ -54,8 +54,8 @@ class Signature {
 
   // A rule about the extents: "attention_forward: expected T_q <= T_k (T_q = 5 in q, T_k = 3 in k)".
   void require(bool holds, const char* rule, Symbols symbols = {}) const;
-  // A rule about a scalar operand: "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in
-  // logits)".
+  // A rule about a scalar operand:
+  // "cross_entropy: vocab = 70: expected 1 <= vocab <= V_p (V_p = 64 in logits)".
   void scalar(const char* field, std::int64_t value, bool holds, const char* rule,
               Symbols symbols = {}) const;
   void scalar(const char* field, float value, bool holds, const char* rule, Symbols symbols = {}) const;

@@ -62,7 +62,8 @@ struct Tensor {
   }
 
   // Views of the same memory. slice keeps `count` indices of `dim`, starting at `first`. select fixes one
-  // index and drops the dimension. reshape needs a contiguous tensor and the same number of elements.
+  // index and drops the dimension. reshape needs a contiguous tensor and the same number of elements. All
+  // throw std::invalid_argument if an index or the shape does not fit.
   Tensor slice(int dim, std::int64_t first, std::int64_t count) const;
   Tensor select(int dim, std::int64_t index) const;
   Tensor reshape(std::initializer_list<std::int64_t> new_shape) const;

@@ -73,9 +73,8 @@ void CpuDevice::launch(const PriorLanesForward& op) {
                       [=, unit = op.scale * PriorLanesForward::key_bias_unit](float* lanes, std::int64_t h,
                                                                               std::int64_t t) {
                         std::copy_n(fourier + t * modes * 2, modes * 2, lanes);
-                        lanes[2 * modes] =
-                            key_bias[h * table_rows + t] /
-                            unit;  // hi holds all of an fp32 value: lo and the spare lanes are zero
+                        // hi holds all digits of an fp32 value, so that lo is zero like the spare lanes.
+                        lanes[2 * modes] = key_bias[h * table_rows + t] / unit;
                         std::fill(lanes + 2 * modes + 1, lanes + lane_dim, 0.0f);
                       });
   }

@@ -109,7 +109,7 @@ struct Config {
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
   std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
   std::int64_t sink_hidden() const;                                      // n
-  std::int64_t steps() const;
+  std::int64_t steps() const;                                            // of a run from its start
 };
 
 struct Preset {
@@ -132,9 +132,9 @@ Config load_config(const std::string& name_or_file, const std::vector<std::strin
 void apply_toml(Config& config, const std::string& text, const std::string& origin,
                 const ConfigNotes& note = {});
 void apply_setting(Config& config, const std::string& setting);  // "section.key=value"; throws ConfigError
-// Replaces keys of older versions by present ones. In eval.batches a batch
-// counts as `sequences` sequences.
+// Replaces keys of older versions by present ones. In eval.batches a batch counts as `sequences` sequences.
 void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& note = {});
+// Throws ConfigError for a value out of range or a combination that cannot work.
 void validate(const Config& config);
 
 // The config as TOML: every key with its value and a short comment. Reading it with load_config gives

@@ -1,4 +1,4 @@
-// counted: "1 layer", "2 layers".
+// counted: a number with its noun, as in "1 layer" and "2 layers".
 #pragma once
 
 #include <cstdint>

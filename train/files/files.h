@@ -41,10 +41,10 @@ class FileWriter {
   Checksum checksum_;
 };
 
-// Why a FileWriter for `path` would fail, as far as this is known without writing. Empty if
-// it should succeed.
+// Why a FileWriter for `path` would fail, as far as this is known without writing. Empty if none is known.
 std::string why_not_writable(const std::filesystem::path& path);
 
+// Writes one file with a FileWriter. Throws std::runtime_error.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
 std::string checksum_of_file(const std::filesystem::path& path);  // throws std::runtime_error
@@ -56,11 +56,12 @@ void sync_folder(const std::filesystem::path& folder);            // makes renam
 class LineLog {
  public:
   // Keeps the file's first `keep_bytes` bytes and drops the rest. Creates the file if necessary.
+  // Throws std::runtime_error if it cannot.
   LineLog(const std::filesystem::path& path, std::uint64_t keep_bytes);
   ~LineLog();
   LineLog(const LineLog&) = delete;
   LineLog& operator=(const LineLog&) = delete;
-  void write(const std::string& line);
+  void write(const std::string& line);  // appends the line and a newline
 
  private:
   std::filesystem::path path_;
