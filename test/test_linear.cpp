@@ -300,10 +300,9 @@ TEST_CASE(
                start = Operand::normal(*device, rng, {s.out, s.in}, "dweight", 1, dtype);
     for (const std::int64_t shift : {0, 1}) {  // 1: a bias that the matrix library may not take
       const Tensor bias = bias_memory.tensor().slice(0, shift, s.out);
-      const auto run = [&](bool tf32) {
-        const Operand out(*device, dtype, {s.tokens, s.out}, "out"),
-            dx(*device, dtype, {s.tokens, s.in}, "dx");
-        const auto dweight = Operand::of(*device, start.values(), {s.out, s.in}, "dweight", dtype);
+      const auto run = [&, type = dtype](bool tf32) {
+        const Operand out(*device, type, {s.tokens, s.out}, "out"), dx(*device, type, {s.tokens, s.in}, "dx");
+        const auto dweight = Operand::of(*device, start.values(), {s.out, s.in}, "dweight", type);
         device->run(LinearForward{out, x, weight, bias, tf32});
         device->run(LinearBackwardInput{dx, dout, weight, tf32});
         device->run(LinearBackwardWeight{dweight, {}, dout, x, tf32});

@@ -21,7 +21,7 @@ std::vector<std::string> files_of(const std::vector<std::string>& patterns) {
     files.insert(files.end(), matching.begin(), matching.end());
   }
   std::ranges::sort(files);
-  files.erase(std::ranges::unique(files).begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
   return files;
 }
 

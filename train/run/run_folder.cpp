@@ -131,6 +131,7 @@ void take_back_old_run(const fs::path& path) {
     fs::remove_all(path / replaced_run);
   }
 }
+
 // Keeps the config.toml that somebody put into an empty folder, because it may have comments: renames
 // it to config.toml.before.
 void set_config_aside(const fs::path& path, const std::string& resolved) {
@@ -191,10 +192,10 @@ void RunFolder::establish(const Config& config) {
     fs::remove(path_ / summary_file);
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
-    metrics_.emplace(path_ / metrics_file, metrics_bytes);
     // Sampling needs the tokenizer later, even if the data have moved.
     if (config.data.source == "shards")
       remember_tokenizer(path_, find_tokenizer(path_, RunPaths(path_, ""), config.data.train));
+    metrics_.emplace(path_ / metrics_file, metrics_bytes);
   } catch (...) {
     if (fresh_ || overwrite_) remove_entries(path_);
     take_back_old_run(path_);

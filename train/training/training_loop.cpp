@@ -23,7 +23,9 @@ TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& traine
       log_(log),
       data_(std::move(data)),
       first_step_(trainer.state().step) {
-  if (run.resumed()) checkpoint_ = newest_ = run.resumed()->folder;
+  if (!run.resumed()) return;
+  checkpoint_ = newest_ = run.resumed()->folder;
+  damaged_ = run.resumed()->damaged;
 }
 
 int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
@@ -80,15 +82,15 @@ void TrainingLoop::save(bool training_goes_on) {
     return;
   }
   newest_ = checkpoint_;
+  std::erase(damaged_, checkpoint_);
   log_.saved(checkpoint_);
   clean_up();
 }
 
 void TrainingLoop::clean_up() {
-  const auto damaged = run_.resumed() ? run_.resumed()->damaged : std::vector<std::filesystem::path>();
   try {
     remove_old_checkpoints(run_.path(), config_.checkpoint.keep, config_.checkpoint.milestone, newest_,
-                           damaged);
+                           damaged_);
     run_.checkpoint_stands();
   } catch (const std::exception& error) {
     log_.warn(std::string("older checkpoints could not be removed: ") + error.what());

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train/run/run_folder.h"
 #include "train/training/trainer.h"
@@ -38,9 +39,10 @@ class TrainingLoop {
   RunFolder& run_;
   TrainingLog& log_;
   const DataRecord data_;
-  const std::int64_t first_step_;     // number of steps done before this start
-  std::filesystem::path checkpoint_;  // checkpoint of the latest step; empty if that step has none
-  std::filesystem::path newest_;      // newest checkpoint of the run; empty if there is none
+  const std::int64_t first_step_;               // number of steps done before this start
+  std::filesystem::path checkpoint_;            // checkpoint of the latest step; empty if that step has none
+  std::filesystem::path newest_;                // newest checkpoint of the run; empty if there is none
+  std::vector<std::filesystem::path> damaged_;  // checkpoints that the resume skipped
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();
   bool diverged_ = false;
 };
