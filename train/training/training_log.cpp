@@ -41,9 +41,9 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data) cons
       static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
       static_cast<long long>(parameters_.full_projections));
   std::printf("memory      %s\n", bytes_text(trainer_.memory().total_bytes()).c_str());
-  std::printf("run         %s: %s of %lld tokens\n", run_.path().c_str(),
-              counted(trainer_.steps(), "step").c_str(),
-              static_cast<long long>(config_.train.batch * config_.data.seq_len));
+  const std::int64_t tokens_a_step = config_.train.batch * config_.data.seq_len;
+  std::printf("run         %s: %s of %s\n", run_.path().c_str(), counted(trainer_.steps(), "step").c_str(),
+              counted(tokens_a_step, "token").c_str());
   if (run_.resumed())
     std::printf("resuming    after step %lld, from %s\n", static_cast<long long>(trainer_.state().step),
                 run_.resumed()->folder.c_str());
