@@ -536,14 +536,17 @@ def test_a_run_keeps_the_tokenizer_that_lies_beside_its_shards(run_binary, tmp_p
     assert kept == {"vocab.bpe": "vocab.bpe", "encoder.json": "encoder.json"}
 
 
-def test_resume_finds_the_data_from_another_folder(binary, tmp_path, data):
-    relative = shards("data")
-    subprocess.run([binary, *on(relative, "--out", "run")], cwd=tmp_path, check=True, timeout=60)
-    (tmp_path / "elsewhere").mkdir()
+def test_resume_finds_the_data_where_the_run_was_first_started(binary, tmp_path, data):
+    """The data lie in no folder above the run; the second resume must still know the first start's folder."""
+    start, elsewhere, run = tmp_path / "start", tmp_path / "elsewhere", tmp_path / "runs/run"
+    for folder in (start, elsewhere):
+        folder.mkdir()
+    data.rename(start / "data")
+    subprocess.run([binary, *on(shards("data"), "--out", run)], cwd=start, check=True, timeout=60)
     for steps in (8, 10):
-        command = [binary, "--resume", "--out", "../run", "--set", f"train.steps={steps}"]
-        subprocess.run(command, cwd=tmp_path / "elsewhere", check=True, timeout=60)
-    assert len(metrics_of(tmp_path / "run")) == 10
+        command = [binary, "--resume", "--out", run, "--set", f"train.steps={steps}"]
+        subprocess.run(command, cwd=elsewhere, check=True, timeout=60)
+    assert len(metrics_of(run)) == 10
 
 
 def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_binary, run):
