@@ -120,7 +120,7 @@ def raw_blocks(name):
     """The bytes of a source, decompressed; all blocks but the last have READ_BYTES."""
     compressed = name.endswith(".gz")
     try:
-        if compressed and Path(name).stat().st_size == 0:
+        if compressed and Path(name).is_file() and Path(name).stat().st_size == 0:
             raise EOFError
         with open(0 if name == STANDARD_INPUT else name, "rb", closefd=name != STANDARD_INPUT) as file:
             source = gzip.GzipFile(fileobj=file) if compressed else file
@@ -157,7 +157,7 @@ def decodes(data, encoding):
 def occurrences(pattern, before, block):
     """How often a pattern is in the block or ends there; `before` is the end of what came before it."""
     reach = len(pattern) - 1
-    across = before[len(before) - reach :] + block[:reach] if reach and before else b""
+    across = before[len(before) - reach :] + block[:reach]
     return block.count(pattern) + across.count(pattern)
 
 

@@ -256,7 +256,7 @@ TITLES = {"kernels": "The CUDA kernels, on the simulated GPU", "host": "The host
 def record(path, sections):
     """Writes {list: text} to the page; the section of a list that was not tried stays as it is."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    text = "# Faults planted to see whether the tests notice\n\nWritten by `dev/mutate.py --record`: each fault alone, under the tests of one file or a few.\n"
+    text = "# Faults planted to see whether the tests notice\n\nThe tables are written by `dev/mutate.py --record`: each fault alone, under the tests of one file or a few.\n"
     for name, title in TITLES.items():
         if name in sections:
             text += f"\n## {title}\n\n{sections[name]}"
@@ -275,7 +275,10 @@ def parse_arguments():
     parser.add_argument("--build-race", type=Path, default=REPOSITORY / "build-race", help="the build of make test-race")
     parser.add_argument("--as-built", action="store_true", help="take the builds as they are, without bringing them up to date")
     parser.add_argument("--record", type=Path, help="write the outcome as tables to this page")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.record and (options.only or options.plain):
+        parser.error("--record writes a whole list: leave --only and --plain out")
+    return options
 
 
 def prepare_build(options, name, lists):

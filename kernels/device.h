@@ -21,10 +21,10 @@ class Device {
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
 
-  // Memory is 256-byte aligned and its contents are undefined. release accepts nullptr and
-  // what allocate returned.
   // Bytes that can still be allocated, as far as the system knows.
   virtual std::size_t available_memory() const = 0;
+  // Memory is 256-byte aligned and its contents are undefined. release accepts nullptr and
+  // what allocate returned.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
   virtual void set_zero(void* memory, std::size_t bytes) = 0;

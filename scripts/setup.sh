@@ -43,6 +43,8 @@ if [[ $purpose != quickstart ]]; then
     requirements+=(scripts/requirements_cuda_tools.txt)
   fi
 fi
+# An environment that does not answer (a Python that is gone, a broken pip) is made again, with all of its lists.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
 installed=.venv/installed  # a copy of each list whose packages are there
 lacking=()
 for list in "${requirements[@]}"; do
@@ -50,7 +52,6 @@ for list in "${requirements[@]}"; do
 done
 if ((${#lacking[@]})); then
   echo "setup: Python packages of ${lacking[*]} in .venv"
-  [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check "${lacking[@]/#/--requirement=}"
   mkdir -p "$installed"
   cp "${lacking[@]}" "$installed"  # last: an interrupted installation is repeated

@@ -18,11 +18,4 @@ void for_each_variant(Body body) {
   }
 }
 
-// One list after the other.
-inline std::vector<double> joined(const std::vector<std::vector<double>>& parts) {
-  std::vector<double> all;
-  for (const std::vector<double>& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
 }  // namespace goat::test

@@ -84,6 +84,18 @@ def prepare(*words, code=0, stdin=b"", cwd=None):
     return printed + said
 
 
+def make_set(out, *words, vocabulary=None, **how):
+    """prepare.py text: shards of bytes, or of GPT-2 tokens with the vocabulary in a folder."""
+    tokenizer = ["bytes"] if vocabulary is None else ["gpt2", "--tokenizer-dir", vocabulary]
+    return prepare("text", "--out", out, "--tokenizer", *tokenizer, *words, **how)
+
+
+def write_shard(path, tokens, magic=20240520, version=1, count=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    Path(path).write_bytes(header.tobytes() + np.asarray(tokens, "<u2").tobytes())
+
+
 def shard(path):
     """The tokens of a shard, after checking its header."""
     data = Path(path).read_bytes()

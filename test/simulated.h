@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/target.cuh"
 #include "test/catch.h"
+#include "test/scoped_options.h"
 
 namespace goat::test {
 
@@ -26,16 +27,9 @@ constexpr bool address_sanitizer = false;
 
 // Options of one test: one host thread unless asked for, so that reports and marks are of one schedule.
 // Restored at its end.
-class ScopedOptions {
+class ScopedOptions : public RestoredOptions {
  public:
-  ScopedOptions() : saved_(on_simt::options()) { on_simt::options().threads = 1; }
-  ScopedOptions(const ScopedOptions&) = delete;
-  ScopedOptions& operator=(const ScopedOptions&) = delete;
-  ~ScopedOptions() { on_simt::options() = saved_; }
-  on_simt::Options* operator->() { return &on_simt::options(); }
-
- private:
-  on_simt::Options saved_;
+  ScopedOptions() { on_simt::options().threads = 1; }
 };
 
 template <class T>

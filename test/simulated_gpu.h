@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "kernels/device.h"
-#include "kernels/simt/options.h"
+#include "test/catch.h"
 #include "test/operand.h"
+#include "test/scoped_options.h"
 
 namespace goat::test {
 
@@ -16,17 +17,14 @@ namespace goat::test {
 class SimulatedGpu {
  public:
   explicit SimulatedGpu(int architecture, int multiprocessors = 0) {
-    on_simt::options().architecture = architecture;
-    if (multiprocessors > 0) on_simt::options().multiprocessors = multiprocessors;
+    options_->architecture = architecture;
+    if (multiprocessors > 0) options_->multiprocessors = multiprocessors;
     device_ = open_device("simt");
   }
-  SimulatedGpu(const SimulatedGpu&) = delete;
-  SimulatedGpu& operator=(const SimulatedGpu&) = delete;
-  ~SimulatedGpu() { on_simt::options() = usual_; }
   Device& operator*() const { return *device_; }
 
  private:
-  on_simt::Options usual_ = on_simt::options();
+  RestoredOptions options_;
   std::unique_ptr<Device> device_;
 };
 
@@ -36,5 +34,19 @@ inline bool simt_is_tested() {
 }
 
 constexpr int simulated_architectures[] = {80, 86, 89, 90, 120};
+
+// Calls body(device, architecture, rng) for a simulated GPU of each architecture; does nothing if simt is not
+// tested.
+template <class Body>
+void for_each_architecture(Body body) {
+  if (!simt_is_tested()) return;
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  for (const int architecture : simulated_architectures) {
+    INFO("sm_" << architecture << ", GOAT_TEST_SEED=" << seed);
+    const SimulatedGpu device(architecture);
+    body(*device, architecture, rng);
+  }
+}
 
 }  // namespace goat::test

@@ -13,6 +13,7 @@ import plot_prior
 from reference.copy_mixture_numpy import VALIDATION_BIT, CopyMixture
 from reference.goat_numpy import Model, ModelConfig, softmax
 from test_train import flags
+from prepared import write_shard
 
 LAYERS, HEADS, LENGTH, TRAIN_LENGTH, SEQUENCES = 2, 3, 150, 16, 4
 FIRST_ROW = LENGTH // 4
@@ -233,12 +234,6 @@ def test_a_model_without_a_learned_prior_has_only_the_signal(run_binary, tmp_pat
         analysis,
         np.load(out / "signal_vs_sink.npy"),
     )
-
-
-def write_shard(path, tokens):
-    header = np.zeros(256, np.int32)
-    header[:3] = 20240520, 1, len(tokens)
-    path.write_bytes(header.tobytes() + np.asarray(tokens, np.uint16).tobytes())
 
 
 def test_missing_validation_data_leaves_out_the_signal_and_says_so(run_binary, tmp_path, rng):

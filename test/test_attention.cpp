@@ -318,15 +318,9 @@ TEST_CASE(
 
 #ifdef GOAT_HAS_SIMT
 TEST_CASE("attention forward and backward: match float64 on GPUs of every architecture", "[attention]") {
-  if (!simt_is_tested()) return;
-  const auto seed = fresh_seed();
-  INFO("GOAT_TEST_SEED=" << seed);
-  Rng rng(seed);
-  for (const int architecture : simulated_architectures) {
-    INFO("sm_" << architecture);
-    const SimulatedGpu device(architecture);
+  for_each_architecture([](Device& device, int, Rng& rng) {
     for (const Index head_dim : {32, 64, 128, 200})
-      check_attention(*device, {1, 40, 70, 1, head_dim, head_dim - 6, 4, true, true}, rng);
-  }
+      check_attention(device, {1, 40, 70, 1, head_dim, head_dim - 6, 4, true, true}, rng);
+  });
 }
 #endif

@@ -186,16 +186,10 @@ TEST_CASE("attention decode: the same bits in any order of threads", "[attention
 
 #ifdef GOAT_HAS_SIMT
 TEST_CASE("attention decode: matches float64 on GPUs of every architecture", "[attention]") {
-  if (!simt_is_tested()) return;
-  const auto seed = fresh_seed();
-  INFO("GOAT_TEST_SEED=" << seed);
-  Rng rng(seed);
-  for (const int architecture : simulated_architectures) {
-    INFO("sm_" << architecture);
-    const SimulatedGpu device(architecture);
+  for_each_architecture([](Device& device, int, Rng& rng) {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const Index head_dim : {32, 64, 128})
-        check_decoding(*device, dtype, {1, 2, 300, 1, head_dim, head_dim, 0, true, true}, rng);
-  }
+        check_decoding(device, dtype, {1, 2, 300, 1, head_dim, head_dim, 0, true, true}, rng);
+  });
 }
 #endif

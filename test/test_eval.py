@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from reference.copy_mixture_numpy import VALIDATION_BIT, CopyMixture
 from reference.goat_numpy import Model, ModelConfig
+from prepared import write_shard
 
 TRAIN_LENGTH = 24
 MODEL = {
@@ -41,12 +42,6 @@ VARIANTS = {
     "goat, spare lanes": {"prior.lane_dim": 10},
     "none": {"model.attention": "none"},
 }
-
-
-def write_shard(path, tokens):
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, len(tokens)
-    path.write_bytes(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
 
 
 def some_text(rng, count, vocab):

@@ -9,7 +9,7 @@
 #include "test/catch.h"
 
 #ifdef GOAT_HAS_SIMT
-#include "kernels/simt/options.h"
+#include "test/scoped_options.h"
 #endif
 
 using namespace goat;
@@ -25,13 +25,10 @@ class UntouchedMemory {
  public:
   UntouchedMemory(Device& device, Index bytes) {
 #ifdef GOAT_HAS_SIMT
-    const on_simt::Options usual = on_simt::options();
-    on_simt::options().poison = false;
-    buffer_ = DeviceBuffer(device, static_cast<std::size_t>(bytes));
-    on_simt::options() = usual;
-#else
-    buffer_ = DeviceBuffer(device, static_cast<std::size_t>(bytes));
+    RestoredOptions options;
+    options->poison = false;
 #endif
+    buffer_ = DeviceBuffer(device, static_cast<std::size_t>(bytes));
   }
 
   // A view that begins at element `first`.

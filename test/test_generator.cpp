@@ -108,7 +108,7 @@ TEST_CASE(
         }
         generations.push_back(cached.tokens());
       }
-    CHECK(same >= draws - draws / 100);
+    CHECK(draws - same <= 1);
     CHECK(generations[0] == generations[1]);  // greedy: whatever the seed
     CHECK(generations[3] != generations[4]);
   }

@@ -9,7 +9,7 @@
 #include "test/schedules.h"
 
 #ifdef GOAT_HAS_SIMT
-#include "kernels/simt/options.h"
+#include "test/scoped_options.h"
 #endif
 
 using namespace goat;
@@ -63,15 +63,12 @@ namespace {
 class SmallGrids {
  public:
   explicit SmallGrids(int limit) {
-    on_simt::options().grid_limit = limit;
-    on_simt::options().threads = 1;  // atomic sums in one order
+    options_->grid_limit = limit;
+    options_->threads = 1;  // atomic sums in one order
   }
-  SmallGrids(const SmallGrids&) = delete;
-  SmallGrids& operator=(const SmallGrids&) = delete;
-  ~SmallGrids() { on_simt::options() = usual_; }
 
  private:
-  on_simt::Options usual_ = on_simt::options();
+  RestoredOptions options_;
 };
 
 // Whether work() gives the same bits with grids of 3 blocks in y and z as with large ones. `work` takes more
@@ -120,10 +117,10 @@ TEST_CASE("attention: the same bits where sequences and tiles exceed a grid's y 
           AttentionBackward op = attention.backward_operation();
           op.deterministic = deterministic;
           device.run(op);
-          return joined({attention.out.values(), attention.lse.values(), attention.q_gradient(),
-                         attention.k_gradient(), attention.v_gradient(), attention.dq_lanes.values(),
-                         attention.dk_lanes.values(), attention.dkey_bias.values(),
-                         attention.dslope.values()});
+          return concatenated({attention.out.values(), attention.lse.values(), attention.q_gradient(),
+                               attention.k_gradient(), attention.v_gradient(), attention.dq_lanes.values(),
+                               attention.dk_lanes.values(), attention.dkey_bias.values(),
+                               attention.dslope.values()});
         });
       }
   });
@@ -136,7 +133,7 @@ TEST_CASE("attention decode: the same bits where sequences exceed a grid's z") {
       check_small_grids([&] {
         DeviceAttention attention(device, problem, 16, 0, dtype);
         attention.forward();
-        return joined({attention.out.values(), attention.lse.values()});
+        return concatenated({attention.out.values(), attention.lse.values()});
       });
     }
   });
@@ -178,7 +175,7 @@ TEST_CASE("prior lanes, their gradients and rope: the same bits where sequences 
                  dfrequency = Operand::zeros(device, {R}, "dfrequency");
       device.run(PriorLanesBackward{dalpha, dbeta, dlambda, dfrequency, lanes, lanes, slopes, alpha, beta,
                                     fourier, positions});
-      return joined(
+      return concatenated(
           {q.values(), k.values(), dalpha.values(), dbeta.values(), dlambda.values(), dfrequency.values()});
     });
   });

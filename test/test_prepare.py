@@ -12,7 +12,7 @@ import pytest
 
 from conftest import REPOSITORY
 from console import ScriptError
-from prepared import END, contents, nothing_left, prepare, stream
+from prepared import make_set, END, contents, nothing_left, prepare, stream
 
 import prepare_sources
 import prepare_text
@@ -27,7 +27,7 @@ GPT2 = REPOSITORY.parent / "shared" / "data" / "gpt2"  # present on some machine
 def test_bytes_are_tokens_and_the_end_of_the_text_is_validation(tmp_path):
     text = bytes(range(256)) * 3 + b"end"
     (tmp_path / "a.txt").write_bytes(text)
-    output = prepare("text", "--out", tmp_path / "out", "--tokenizer", "bytes", tmp_path / "a.txt")
+    output = make_set(tmp_path / "out", tmp_path / "a.txt")
     tokens, meta = stream(tmp_path / "out")
     assert tokens.tolist() == list(text)
     assert (meta["train_tokens"], meta["val_tokens"]) == (693, 78)  # floor(0.9 * 771)
@@ -42,9 +42,7 @@ def test_bytes_are_tokens_and_the_end_of_the_text_is_validation(tmp_path):
     ("value", "train"), [("0", 1000), ("1", 0), ("0.1", 900), ("0.3", 700), ("0.0005", 999)]
 )
 def test_validation_fraction_is_exact(tmp_path, value, train):
-    prepare(
-        "text", "--out", tmp_path, "--tokenizer", "bytes", "--val-fraction", value, "-", stdin=b"x" * 1000
-    )
+    make_set(tmp_path, "--val-fraction", value, "-", stdin=b"x" * 1000)
     _, meta = stream(tmp_path)
     assert meta["train_tokens"] == train
     assert (tmp_path / "train_000000.bin").exists() == (train > 0)
@@ -53,7 +51,7 @@ def test_validation_fraction_is_exact(tmp_path, value, train):
 
 def test_shards_hold_the_tokens_asked_for_and_join_to_the_stream(tmp_path):
     text = random.Random(1).randbytes(1003)
-    prepare("text", "--out", tmp_path, "--tokenizer", "bytes", "--shard-tokens", 100, "-", stdin=text)
+    make_set(tmp_path, "--shard-tokens", 100, "-", stdin=text)
     tokens, meta = stream(tmp_path)
     assert tokens.tolist() == list(text)
     assert [s["tokens"] for s in meta["shards"]] == [100] * 9 + [2] + [100, 1]
@@ -68,26 +66,17 @@ def test_shards_hold_the_tokens_asked_for_and_join_to_the_stream(tmp_path):
 def test_files_gz_and_standard_input_are_joined_in_the_order_given(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"first ")
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"second ") + gzip.compress(b"member "))
-    prepare(
-        "text",
-        "--out",
-        tmp_path / "o",
-        "--tokenizer",
-        "bytes",
-        tmp_path / "a.txt",
-        "-",
-        tmp_path / "b.gz",
-        stdin=b"piped ",
-    )
+    make_set(tmp_path / "o", tmp_path / "a.txt", "-", tmp_path / "b.gz", stdin=b"piped ")
     tokens, meta = stream(tmp_path / "o")
     assert bytes(tokens.astype(np.uint8)) == b"first piped second member "
     assert [s["bytes"] for s in meta["sources"]] == [6, 6, 14]
 
 
-def test_named_pipes_are_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = subprocess.Popen(["sh", "-c", f"printf text > '{tmp_path}/pipe'"])
-    prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", tmp_path / "pipe")
+@pytest.mark.parametrize(("name", "compress"), [("pipe", "cat"), ("pipe.gz", "gzip")])
+def test_named_pipes_are_read(tmp_path, name, compress):
+    os.mkfifo(tmp_path / name)
+    writer = subprocess.Popen(["sh", "-c", f"printf text | {compress} > '{tmp_path}/{name}'"])
+    make_set(tmp_path / "o", tmp_path / name)
     assert writer.wait(timeout=10) == 0
     assert bytes(stream(tmp_path / "o")[0].astype(np.uint8)) == b"text"
 
@@ -98,17 +87,7 @@ def test_named_pipes_are_read(tmp_path):
 def test_end_of_text_stands_before_each_document(tmp_path, tiny, byte_ids):
     (tmp_path / "a.txt").write_text("the the")
     (tmp_path / "b.txt").write_text("aaab<|endoftext|>")
-    prepare(
-        "text",
-        "--out",
-        tmp_path / "o",
-        "--tokenizer",
-        "gpt2",
-        "--tokenizer-dir",
-        tiny,
-        tmp_path / "a.txt",
-        tmp_path / "b.txt",
-    )
+    make_set(tmp_path / "o", tmp_path / "a.txt", tmp_path / "b.txt", vocabulary=tiny)
     tokens, meta = stream(tmp_path / "o")
     spelled = [byte_ids[b] for b in b"<|endoftext|>"]  # in the text it is text
     assert tokens.tolist() == [END, 257, 258, END, 259, byte_ids[ord("a")], byte_ids[ord("b")], *spelled]
@@ -216,16 +195,7 @@ def test_published_gpt2_tokens(tmp_path):
     assert tokenizer.encode_batch([case["text"] for case in golden]) == [case["tokens"] for case in golden]
     for i, case in enumerate(golden):
         (tmp_path / f"{i:03}.txt").write_bytes(case["text"].encode())
-    prepare(
-        "text",
-        "--out",
-        tmp_path / "o",
-        "--tokenizer",
-        "gpt2",
-        "--tokenizer-dir",
-        GPT2,
-        *sorted(tmp_path.glob("*.txt")),
-    )
+    make_set(tmp_path / "o", *sorted(tmp_path.glob("*.txt")), vocabulary=GPT2)
     assert stream(tmp_path / "o")[0].tolist() == [
         t for case in golden if case["tokens"] for t in [50256, *case["tokens"]]
     ]
@@ -249,18 +219,7 @@ def test_vocabularies_that_cannot_be_used_are_refused(tmp_path, tiny):
         if case:
             (folder / "vocab.bpe").write_text(case["merges"], encoding="utf-8")
             (folder / "encoder.json").write_text(json.dumps(case["ids"]))
-        output = prepare(
-            "text",
-            "--out",
-            tmp_path / "o",
-            "--tokenizer",
-            "gpt2",
-            "--tokenizer-dir",
-            folder,
-            "-",
-            stdin=b"x",
-            code=3,
-        )
+        output = make_set(tmp_path / "o", "-", stdin=b"x", code=3, vocabulary=folder)
         assert part in output
         assert nothing_left(tmp_path / "o")
 

@@ -8,7 +8,7 @@ import pytest
 
 import prepare_advice
 from conftest import REPOSITORY
-from prepared import prepare, stream
+from prepared import make_set, prepare, stream
 
 TEXT = b"the cat and the dog\n" * 200
 
@@ -51,20 +51,20 @@ def test_the_command_works_whatever_the_folder_is_called(tmp_path, binary, name)
 def test_a_folder_behind_a_link_is_found(tmp_path, binary):
     (tmp_path / "deep" / "real").mkdir(parents=True)
     (tmp_path / "link").symlink_to("deep/real")
-    output = prepare("text", "--out", "link/../d", "--tokenizer", "bytes", "-", stdin=TEXT, cwd=tmp_path)
+    output = make_set("link/../d", "-", stdin=TEXT, cwd=tmp_path)
     assert (tmp_path / "deep" / "d" / "meta.json").exists()
     assert "3600 tokens" in dry_run(printed_command(output), binary, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["line\nend", "tab\there", "\x1b[1m", os.fsdecode(b"\xff")])
 def test_a_folder_that_the_config_cannot_name_is_refused(tmp_path, name):
-    error = prepare("text", "--out", tmp_path / name, "--tokenizer", "bytes", "-", stdin=TEXT, code=2)
+    error = make_set(tmp_path / name, "-", stdin=TEXT, code=2)
     assert "the trainer's config could not name it" in error and "\x1b" not in error
     assert not os.listdir(tmp_path)
 
 
 def test_the_command_for_bytes_is_complete(tmp_path, binary):
-    output = prepare("text", "--out", "d", "--tokenizer", "bytes", "-", stdin=TEXT, cwd=tmp_path)
+    output = make_set("d", "-", stdin=TEXT, cwd=tmp_path)
     assert shlex.split(printed_command(output)) == [
         f"{REPOSITORY}/train_gpt_goat", "--config", "shakespeare", "--out", "runs/d",
         "--set", "data.train=d/train_*.bin", "--set", "data.val=d/val_*.bin",

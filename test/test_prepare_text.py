@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from console import DataError
-from prepared import END, SCRIPT, nothing_left, prepare, stream
+from prepared import make_set, END, SCRIPT, nothing_left, prepare, stream
 
 import prepare_sources
 
@@ -65,17 +65,7 @@ def test_invalid_utf8_is_replaced_counted_and_located(tmp_path):
 def test_invalid_utf8_is_reported(tmp_path, tiny, byte_ids):
     (tmp_path / "a.txt").write_bytes(b"good")
     (tmp_path / "b.txt").write_bytes(b"b\xffb\xff")
-    output = prepare(
-        "text",
-        "--out",
-        tmp_path / "o",
-        "--tokenizer",
-        "gpt2",
-        "--tokenizer-dir",
-        tiny,
-        tmp_path / "a.txt",
-        tmp_path / "b.txt",
-    )
+    output = make_set(tmp_path / "o", tmp_path / "a.txt", tmp_path / "b.txt", vocabulary=tiny)
     assert f"2 invalid UTF-8 sequences, the first in {tmp_path / 'b.txt'} at byte 1" in output
     b, replacement = byte_ids[ord("b")], [byte_ids[x] for x in "\ufffd".encode()]
     assert stream(tmp_path / "o")[0].tolist()[5:] == [END, b, *replacement, b, *replacement]
@@ -151,16 +141,7 @@ def test_damaged_gz_is_refused_and_leaves_nothing(tmp_path, damage):
         "flipped": data[:50_000] + bytes([data[50_000] ^ 255]) + data[50_001:],
     }
     (tmp_path / "b.txt.gz").write_bytes(damaged[damage])
-    output = prepare(
-        "text",
-        "--out",
-        tmp_path / "o",
-        "--tokenizer",
-        "bytes",
-        tmp_path / "a.txt",
-        tmp_path / "b.txt.gz",
-        code=3,
-    )
+    output = make_set(tmp_path / "o", tmp_path / "a.txt", tmp_path / "b.txt.gz", code=3)
     assert "b.txt.gz" in output and "compressed data" in output
     assert nothing_left(tmp_path / "o")
 
@@ -169,7 +150,7 @@ def test_files_that_cannot_be_read_are_refused_before_anything_is_written(tmp_pa
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch()
     for name, part in [("missing", "no such file"), ("folder", "is a folder"), ("empty", "no text")]:
-        output = prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", tmp_path / name, code=3)
+        output = make_set(tmp_path / "o", tmp_path / name, code=3)
         assert str(tmp_path / name) in output and part in output
         assert nothing_left(tmp_path / "o")
 
@@ -293,7 +274,7 @@ def test_line_ends_nul_bytes_and_repeated_files_are_said(tmp_path):
 
 def test_names_of_files_do_not_reach_the_terminal_as_they_are(tmp_path):
     files = write(tmp_path, **{"a\x1b[31m\nb": b"x", "c": b"x"})
-    printed = prepare("text", "--out", tmp_path / "o", "--tokenizer", "bytes", *files)
+    printed = make_set(tmp_path / "o", *files)
     assert "\x1b" not in printed and "a\\x1b[31m\\nb.txt and " in printed
 
 

@@ -2,7 +2,6 @@
 written."""
 
 import json
-import os
 import random
 import resource
 import shutil
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from test_train import TINY, flags, metrics_of
+from test_train import TINY, changed, flags, metrics_of
 
 LONG = TINY | {
     "train.steps": 60,
@@ -33,7 +32,7 @@ def arguments(folder, *extra, **changes):
         "copy_mixture",
         "--out",
         folder,
-        *flags(LONG | {key.replace("__", "."): value for key, value in changes.items()}),
+        *flags(changed(LONG, changes)),
         *extra,
     ]
 

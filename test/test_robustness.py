@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from test_train import TINY, flags, metrics_of
-
-MAGIC, VERSION = 20240520, 1
-
-
-def write_shard(path, tokens, magic=MAGIC, version=VERSION, count=None):
-    header = np.zeros(256, np.int32)
-    header[:3] = magic, version, len(tokens) if count is None else count
-    path.write_bytes(header.tobytes() + np.asarray(tokens, np.uint16).tobytes())
-
+from test_train import TINY, changed, flags, metrics_of
+from prepared import write_shard
 
 def on_shards(folder, *, out, **changes):
     settings = TINY | {"data.source": "shards", "data.train": f"{folder}/train*.bin", "data.block": "window"}
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return ["--config", "copy_mixture", "--out", out, *flags(settings)]
+    return ["--config", "copy_mixture", "--out", out, *flags(changed(settings, changes))]
 
 
 GOOD = np.arange(1000) % 16

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from test_robustness import write_shard
-from test_train import TINY, flags, metrics_of
+from prepared import write_shard
+from test_train import TINY, changed, flags, metrics_of
 
 SMALL = TINY | {"train.steps": 6, "checkpoint.keep": 0}
 LONG = TINY | {"train.steps": 10_000_000, "eval.tokens": 0, "log.interval": 1_000_000}
@@ -63,7 +63,7 @@ def shards(folder, **changes):
         "data.train": f"{folder}/train*.bin",
         "data.val": f"{folder}/val*.bin",
     }
-    return settings | {key.replace("__", "."): value for key, value in changes.items()}
+    return changed(settings, changes)
 
 
 FAILING_STARTS = {
@@ -467,7 +467,8 @@ def test_the_old_name_of_a_key_is_understood_and_reported(run_binary, tmp_path, 
     resumed = run_binary("--resume", "--out", run, "--set", "train.steps=8")
     assert "eval.batches is now eval.tokens" in resumed.stderr and len(metrics_of(run)) == 8
     (tmp_path / "old.toml").write_text(
-        "[eval]\nbatches = 2\n[train]\nbatch = 8\nmicro_batch = 2\nsteps = 5\nwarmup = 0\n[data]\nseq_len = 16\nsource = 'copy_mixture'\n"
+        "[eval]\nbatches = 2\n[train]\nbatch = 8\nmicro_batch = 2\nsteps = 5\nwarmup = 0\n"
+        "[data]\nseq_len = 16\nsource = 'copy_mixture'\n"
     )
     assert "tokens = 64" in run_binary("--config", tmp_path / "old.toml", "--print-config").stdout
     (tmp_path / "both.toml").write_text("[eval]\ntokens = 5\nbatches = 2\n")

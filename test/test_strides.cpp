@@ -7,6 +7,7 @@
 #include "test/attention_operands.h"
 #include "test/catch.h"
 #include "test/each_variant.h"
+#include "test/schedules.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -116,7 +117,8 @@ Values attention_results(Device& device, const AttentionShape& s, const Attentio
   backward.deterministic = deterministic;
   device.run(backward);
   for (const StridedOperand* operand : {&q, &k, &v, &dq, &dk, &dv}) CHECK(operand->gaps_are_untouched());
-  return joined({others.out.values(), dq.values(), dk.values(), dv.values(), others.dkey_bias.values()});
+  return concatenated(
+      {others.out.values(), dq.values(), dk.values(), dv.values(), others.dkey_bias.values()});
 }
 }  // namespace
 
@@ -164,7 +166,7 @@ TEST_CASE("swiglu: every strided operand may have a layout of its own") {
         device.run(SwigluForward{out, gate, up});
         device.run(SwigluBackward{dgate, dup, dout, gate, up});
         for (const StridedOperand* operand : {&gate, &up, &dgate, &dup}) CHECK(operand->gaps_are_untouched());
-        return joined({out.values(), dgate.values(), dup.values()});
+        return concatenated({out.values(), dgate.values(), dup.values()});
       });
     }
   });
@@ -198,7 +200,7 @@ TEST_CASE("rope and prior lanes: q and k may have layouts of their own") {
         device.run(lanes);
         CHECK(q.gaps_are_untouched());
         CHECK(k.gaps_are_untouched());
-        return joined({q.values(), k.values()});
+        return concatenated({q.values(), k.values()});
       });
     }
   });

@@ -37,13 +37,18 @@ def flags(settings):
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
+def changed(settings, changes):
+    """The settings with others: train__steps=3 for train.steps = 3."""
+    return settings | {key.replace("__", "."): value for key, value in changes.items()}
+
+
 def tiny_run(folder, **changes):
     return [
         "--config",
         "copy_mixture",
         "--out",
         folder,
-        *flags(TINY | {key.replace("__", "."): value for key, value in changes.items()}),
+        *flags(changed(TINY, changes)),
     ]
 
 

@@ -166,14 +166,14 @@ bool race_checking_available() { return kernels_are_instrumented; }
 void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call) {
   static std::atomic<std::uint32_t> launches{0};
   Launch launch;
-  launch.grid = checked_size(grid);
   launch.block = block;
   launch.shared_bytes = shared_bytes;
   launch.call = call;
   launch.options = options();
   launch.number = ++launches;
-  launch.blocks = static_cast<std::uint64_t>(grid.x * grid.y * grid.z);
   check_limits(launch, grid);
+  launch.grid = checked_size(grid);
+  launch.blocks = static_cast<std::uint64_t>(grid.x * grid.y * grid.z);
 
   const int wanted = launch.options.threads > 0 ? launch.options.threads : processors_of_this_process();
   const bool one_thread =

@@ -385,7 +385,9 @@ void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& 
   const std::int64_t length = config.data.seq_len;
   if (__builtin_mul_overflow(batches, sequences, &config.eval.tokens) ||
       __builtin_mul_overflow(config.eval.tokens, length, &config.eval.tokens))
-    config.eval.tokens = std::numeric_limits<std::int64_t>::max();  // refused by validate
+    throw ConfigError("eval.batches = " + std::to_string(batches) + " batches of " +
+                      std::to_string(sequences) + " sequences of " + std::to_string(length) +
+                      " tokens cannot be counted in 64 bits; set eval.tokens");
   if (note)
     note("eval.batches is now eval.tokens: " + std::to_string(batches) + " batches of " +
          std::to_string(sequences) + " sequences of " + std::to_string(length) +
