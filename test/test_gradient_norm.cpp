@@ -9,7 +9,6 @@
 #include "test/step_state.h"
 
 using goat::AddLoss;
-using goat::Device;
 using goat::DType;
 using goat::GradientNorm;
 using goat::StepState;
