@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Predicts the time of the tensor-core attention kernels from their tile shapes
-(kernels/cuda/attention_traits.cuh), as markdown.
+(kernels/cuda/attention/attention_traits.cuh), as markdown.
 
   dev/attention_cost.py > dev/results/attention_prediction.md
 
@@ -15,7 +15,7 @@ import pathlib
 import re
 from dataclasses import dataclass
 
-TRAITS = pathlib.Path(__file__).resolve().parent.parent / "kernels/cuda/attention_traits.cuh"
+TRAITS = pathlib.Path(__file__).resolve().parent.parent / "kernels/cuda/attention/attention_traits.cuh"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 TOKENS, WIDTH = 16384, 2048  # B T and H d_h, as in FlashAttention's benchmark
 
@@ -231,7 +231,7 @@ def main():
     traits = read_traits(TRAITS.read_text(encoding="utf-8"))
     made = kernels(traits, "large_shared")
     print("# What the attention kernels should take\n")
-    print("Written by dev/attention_cost.py from kernels/cuda/attention_traits.cuh (sm_80 and sm_90 shapes); nothing here was measured.\n")
+    print("Written by dev/attention_cost.py from kernels/cuda/attention/attention_traits.cuh (sm_80 and sm_90 shapes); nothing here was measured.\n")
     print("## A tile\n\nFLOPs are those of the padded head dimension; the backward pass forms S and dP in both of its kernels.\n")
     print(tile_table(made))
     for gpu in GPUS:

@@ -56,7 +56,7 @@ def test_every_kernel_keeps_to_what_its_launch_states(kernels):
 
 
 def test_every_source_with_kernels_was_read(kernels):
-    with_kernels = {path.name for path in (REPOSITORY / "kernels/cuda").glob("*.cu") if "__global__" in path.read_text()}
+    with_kernels = {path.name for path in (REPOSITORY / "kernels/cuda").rglob("*.cu") if "__global__" in path.read_text()}
     assert with_kernels - {kernel.source for kernel in kernels} == set()
 
 

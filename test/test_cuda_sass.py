@@ -1,6 +1,6 @@
 """The tensor-core attention kernels as nvcc compiled them, against attention_traits.cuh: what ptxas reports
 against each shape's budget, and the
-instructions in the machine code against the counts that the comments of kernels/cuda/attention_*.cu derive by hand.
+instructions in the machine code against the counts that the comments of kernels/cuda/attention/attention_*.cu derive by hand.
 
 The traits' numbers come from a program compiled here against the header; registers and machine code from the objects of the build in GOAT_BUILD.
 """
@@ -32,7 +32,7 @@ HEAD_DIMS = (32, 64, 128)
 
 PRINT_TRAITS = """
 #include <cstdio>
-#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/attention/attention_traits.cuh"
 using namespace goat::GOAT_TARGET;
 
 template <int D, Family family, class Shape>
@@ -284,7 +284,7 @@ def test_the_machine_code_has_the_instructions_of_the_formulas(kernels, machine_
 def commented_counts(walk):
     """The rows `D = 64, large_shared[, with dQ]: HMMA 256, LDSM 80, LDGSTS 32` of a source's first
     comment."""
-    text = (REPOSITORY / f"kernels/cuda/attention_{walk}.cu").read_text()
+    text = (REPOSITORY / f"kernels/cuda/attention/attention_{walk}.cu").read_text()
     rows = {}
     for match in re.finditer(r"^//   D = (\d+)(?:, (\w+_shared))?(, with dQ)?: HMMA (\d+), LDSM (\d+), LDGSTS (\d+)$", text, re.MULTILINE):
         for family in FAMILIES if match[2] is None else (match[2],):

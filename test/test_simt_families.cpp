@@ -1,5 +1,5 @@
 // Which tile shapes of the attention kernels a GPU runs, by its shared memory and by the code that it loaded.
-#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/attention/attention_traits.cuh"
 #include "test/simulated.h"
 
 using namespace goat::on_simt;

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/attention/attention_traits.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/target.cuh"
 #include "kernels/device.h"

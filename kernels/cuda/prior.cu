@@ -2,7 +2,7 @@
 // softplus of the slope.
 #include <algorithm>
 
-#include "kernels/cuda/attention_heads.cuh"
+#include "kernels/cuda/attention/attention_heads.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/fourier.cuh"
 #include "kernels/cuda/ptx.cuh"

@@ -2,7 +2,7 @@
 // of mode r at the row's position.
 #include <algorithm>
 
-#include "kernels/cuda/attention_heads.cuh"
+#include "kernels/cuda/attention/attention_heads.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/vector.cuh"
 

@@ -42,7 +42,7 @@
 //   D = 128, small_shared: HMMA 256, LDSM 160, LDGSTS 32
 #include <algorithm>
 
-#include "kernels/cuda/attention_backward.cuh"
+#include "kernels/cuda/attention/attention_backward.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace goat::GOAT_TARGET {

@@ -24,8 +24,8 @@
 //
 // The prior's lanes are ordinary coordinates. Their gradients are stored in fp32 from the accumulators
 // (dq_lanes, dk_lanes). In dq and dk these coordinates are zeros.
-#include "kernels/cuda/attention_backward.cuh"
-#include "kernels/cuda/attention_ffma.cuh"
+#include "kernels/cuda/attention/attention_backward.cuh"
+#include "kernels/cuda/attention/attention_ffma.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/runtime.cuh"

@@ -32,9 +32,9 @@
 #include <climits>
 #include <stdexcept>
 
-#include "kernels/cuda/attention_ffma.cuh"
-#include "kernels/cuda/attention_tile.cuh"
-#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/attention/attention_ffma.cuh"
+#include "kernels/cuda/attention/attention_tile.cuh"
+#include "kernels/cuda/attention/attention_traits.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/vector.cuh"
 

@@ -3,8 +3,8 @@
 // one owner and a fixed order, but s and dp are computed twice.
 #include <cmath>
 
-#include "kernels/cuda/attention_ffma.cuh"
-#include "kernels/cuda/attention_ffma_tile.cuh"
+#include "kernels/cuda/attention/attention_ffma.cuh"
+#include "kernels/cuda/attention/attention_ffma_tile.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace goat::GOAT_TARGET {

@@ -2,8 +2,8 @@
 // (Milakov & Gimelshein 2018; Dao et al. 2022).
 #include <cmath>
 
-#include "kernels/cuda/attention_ffma.cuh"
-#include "kernels/cuda/attention_ffma_tile.cuh"
+#include "kernels/cuda/attention/attention_ffma.cuh"
+#include "kernels/cuda/attention/attention_ffma_tile.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace goat::GOAT_TARGET {

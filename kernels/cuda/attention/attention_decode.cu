@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/attention_ffma.cuh"
-#include "kernels/cuda/attention_ffma_tile.cuh"
+#include "kernels/cuda/attention/attention_ffma.cuh"
+#include "kernels/cuda/attention/attention_ffma_tile.cuh"
 
 namespace goat::GOAT_TARGET {
 

@@ -5,7 +5,7 @@
 // their chunks into eight different groups of four banks, so that there are no bank conflicts.
 #pragma once
 
-#include "kernels/cuda/attention_heads.cuh"
+#include "kernels/cuda/attention/attention_heads.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace goat::GOAT_TARGET {

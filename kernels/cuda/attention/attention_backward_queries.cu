@@ -22,7 +22,7 @@
 //   D = 64, large_shared: HMMA 384, LDSM 128, LDGSTS 40
 //   D = 64, small_shared: HMMA 192, LDSM 80, LDGSTS 28
 //   D = 128: HMMA 384, LDSM 160, LDGSTS 56
-#include "kernels/cuda/attention_backward.cuh"
+#include "kernels/cuda/attention/attention_backward.cuh"
 
 namespace goat::GOAT_TARGET {
 

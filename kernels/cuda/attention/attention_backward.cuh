@@ -2,8 +2,8 @@
 // describes the algorithm.
 #pragma once
 
-#include "kernels/cuda/attention_tile.cuh"
-#include "kernels/cuda/attention_traits.cuh"
+#include "kernels/cuda/attention/attention_tile.cuh"
+#include "kernels/cuda/attention/attention_traits.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace goat::GOAT_TARGET {

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/attention_heads.cuh"
+#include "kernels/cuda/attention/attention_heads.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 

@@ -2,7 +2,7 @@
 // tensor-core kernels and runs the shapes that they do not support.
 #pragma once
 
-#include "kernels/cuda/attention_heads.cuh"
+#include "kernels/cuda/attention/attention_heads.cuh"
 
 namespace goat::GOAT_TARGET {
 
