@@ -23,7 +23,9 @@ struct Config {
     std::int64_t width = 768;
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
-    std::string attention = "goat";  // goat, none
+    bool tied = true;                // the head shares the embedding's weights
+    std::string attention = "goat";  // goat, rope, none
+    double rope_base = 10000;
     // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
     std::string attn_scale = "rsqrt";
     std::string precision = "auto";  // auto, fp32, bf16
