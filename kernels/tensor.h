@@ -30,7 +30,7 @@ struct DTypeOf<std::int32_t> {
 };
 
 // Copies of a tensor view the same memory. A tensor without data is "absent" (optional operands) or
-// "planned" (see train/model/memory.h).
+// "planned" (see train/memory/memory.h).
 struct Tensor {
   static constexpr int max_rank = 5;
 

@@ -8,7 +8,7 @@
 
 #include "kernels/device.h"
 #include "train/config/config.h"
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 namespace goat::test {
 

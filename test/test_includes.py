@@ -13,6 +13,8 @@ FLOORS = [
     "data",
     "train/files",
     "train/config",
+    "train/memory",
+    "train/positions",
     "train/model",
     "train/run",
     "train/training",

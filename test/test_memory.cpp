@@ -1,6 +1,6 @@
 // The plan of a run's memory: refused where it does not fit, with the micro-batch that would.
 
-#include "train/model/memory.h"
+#include "train/memory/memory.h"
 
 #include <algorithm>
 

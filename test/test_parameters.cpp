@@ -1,6 +1,6 @@
 // Initial weights: every stored tensor has a random stream of its own.
 
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 #include <algorithm>
 #include <cmath>

@@ -10,7 +10,7 @@
 #include "data/token_source.h"
 #include "train/commands/prior_analysis.h"
 #include "train/config/config.h"
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 namespace goat {
 

@@ -14,19 +14,10 @@ void print_count(const char* what, std::int64_t count, const char* remark = "") 
   std::printf("%-28s %20lld%s\n", what, static_cast<long long>(count), remark);
 }
 
-void print_memory(const MemoryPlan& memory, const char* remark) {
+void print_memory(const MemoryPlan& memory) {
   for (const MemoryCategory category : memory_categories)
     std::printf("memory: %-20s %20s\n", name_of(category), bytes_text(memory.bytes(category)).c_str());
-  std::printf("memory: %-20s %20s%s\n", "total", bytes_text(memory.total_bytes()).c_str(), remark);
-}
-
-void print_memory(const Config& config) {
-  if (can_train(config)) return print_memory(TrainingPlan(config).memory, "");
-  ParameterSet parameters;
-  MemoryPlan memory;
-  declare_parameters(config, parameters);
-  parameters.plan(memory, true);
-  print_memory(memory, "  (without activations: this build cannot train such blocks)");
+  std::printf("memory: %-20s %20s\n", "total", bytes_text(memory.total_bytes()).c_str());
 }
 }  // namespace
 
@@ -41,7 +32,7 @@ void dry_run(const Config& config, const std::filesystem::path& run_folder, cons
   print_count("tokens a step", tokens);
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
-  print_memory(config);
+  print_memory(TrainingPlan(config).memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
   std::printf("output folder:   %s: %s\n", run_folder.c_str(), describe_run_folder(run_folder).c_str());
   std::fflush(stdout);

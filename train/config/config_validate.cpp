@@ -80,6 +80,16 @@ void check_prior(const Config& c) {
           "prior.recency to free or softplus, or prior.init to zero or random");
 }
 
+void check_rope(const Config& c) {
+  const std::int64_t pairs = 2 * c.model.heads;
+  require(c.model.attention != "rope" || c.head_dim() % 2 == 0,
+          equals("model.width", c.model.width) + " and " + equals("model.heads", c.model.heads) +
+              " give heads of " + std::to_string(c.head_dim()) +
+              " dimensions; model.attention = \"rope\" turns pairs and needs an even number. Set model.width "
+              "to a multiple of 2 * model.heads such as " +
+              std::to_string((c.model.width / pairs + 1) * pairs));
+}
+
 void check_shards(const Config& c) {
   require(!c.data.train.empty(),
           "data.source = \"shards\" needs files, but data.train is empty; set it to a glob, as in --set "
@@ -137,13 +147,15 @@ void check_sizes(const Config& c) {
                ff_width = static_cast<double>(c.ff_width());
   const double vocab = static_cast<double>(c.model.vocab);
   const auto with = [&](const char* key, std::int64_t value) { return ", " + equals(key, value); };
-  const double parameters = layers * (4 * width * width + 2 * width * ff_width) + vocab * width;
+  const double mlp_matrices = c.model.block == "llama" ? 3 : 2, vocab_matrices = c.model.tied ? 1 : 2;
+  const double parameters =
+      layers * (4 * width * width + mlp_matrices * width * ff_width) + vocab_matrices * vocab * width;
   require(parameters <= most_elements,
           equals("model.layers", c.model.layers) + with("model.width", c.model.width) +
               with("model.ff_width", c.ff_width()) + with("model.vocab", c.model.vocab) + ": " +
               equals("parameters", parameters) + " are more than any machine holds; lower one of them");
   const double tokens = static_cast<double>(c.micro_batch()) * static_cast<double>(c.data.seq_len);
-  const double activations = tokens * (layers * (6 * width + 2 * ff_width) + vocab);
+  const double activations = tokens * (layers * (6 * width + mlp_matrices * ff_width) + vocab);
   require(activations <= most_elements,
           equals("train.micro_batch", c.micro_batch()) + with("data.seq_len", c.data.seq_len) +
               with("model.layers", c.model.layers) + with("model.width", c.model.width) +
@@ -163,6 +175,7 @@ void validate(const Config& config) {
   check_ranges(config);
   check_heads(config);
   check_prior(config);
+  check_rope(config);
   if (config.data.source == "shards") check_shards(config);
   if (config.data.source == "copy_mixture") check_copy_mixture(config);
   check_batch(config);

@@ -1,51 +1,63 @@
 #include "train/model/attention_layer.h"
 
 #include <cmath>
+#include <ranges>
 
 namespace goat {
 
-void AttentionActivations::plan(const std::string& prefix, const Config& config, BatchShape shape,
-                                MemoryPlan& memory) {
-  const std::int64_t heads = config.model.heads, head_dim = config.head_dim();
+namespace {
+// Scale of the content logits.
+float content_scale(const Config& config) {
+  if (config.model.attn_scale == "none") return 1.0f;
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.content_dim())));
+}
+}  // namespace
+
+void AttentionActivations::plan(const std::string& prefix, const PassPlan& plan) {
+  const BatchShape& shape = plan.shape;
+  const std::int64_t heads = plan.config.model.heads, head_dim = plan.config.head_dim();
   if (!shape.context)
-    memory.add(MemoryCategory::activations, prefix + "qkv", DType::f32,
-               {shape.sequences, shape.length, 3, heads, head_dim}, qkv);
-  memory.add(MemoryCategory::activations, prefix + "out", DType::f32,
-             {shape.sequences, shape.length, heads, head_dim}, out);
-  memory.add(MemoryCategory::activations, prefix + "lse", DType::f32, {shape.sequences, heads, shape.length},
-             lse);
+    plan.activation(prefix + "qkv", {shape.sequences, shape.length, 3, heads, head_dim}, qkv);
+  plan.activation(prefix + "out", {shape.sequences, shape.length, heads, head_dim}, out);
+  plan.activation(prefix + "lse", DType::f32, {shape.sequences, heads, shape.length}, lse);
 }
 
 AttentionLayer::AttentionLayer(const Config& config, const ParameterSet& parameters,
-                               const std::string& prefix, const Tensor* cached_qkv)
-    : content_dim_(config.content_dim()),
-      scale_(config.model.attn_scale == "none"
-                 ? 1.0f
-                 : static_cast<float>(1.0 / std::sqrt(static_cast<double>(content_dim_)))),
-      learned_frequencies_(config.prior.learned_frequencies),
+                               const PositionalParts& parts, const std::string& prefix,
+                               const Tensor* cached_qkv)
+    : prefix_(prefix),
+      content_dim_(config.content_dim()),
+      scale_(content_scale(config)),
       cached_qkv_(cached_qkv),
       deterministic_(config.train.deterministic),
       qkv_(config, parameters, prefix + "qkv"),
       o_(config, parameters, prefix + "o") {
-  if (config.has_prior()) prior_ = std::make_unique<PriorLayer>(config, parameters, prefix + "prior.");
+  for (const auto& part : parts) positions_.push_back(part->layer(parameters, prefix));
 }
 
-void AttentionLayer::plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory) {
-  if (prior_) prior_->plan(prefix + "prior.", shape, memory);
+void AttentionLayer::plan(const PassPlan& plan) {
+  for (const auto& position : positions_) position->plan(prefix_, plan);
 }
 
-void AttentionLayer::forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved,
+Tensor AttentionLayer::slope() const {
+  for (const auto& position : positions_)
+    if (const Tensor slope = position->slope()) return slope;
+  return {};
+}
+
+void AttentionLayer::forward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
                              const Tensor& out, const Tensor& x) {
   const std::int64_t before = shared.first_position, length = saved.out.shape[1];
   const Tensor& all = cached_qkv_ ? *cached_qkv_ : saved.qkv;
   // qkv: the rows of this pass. seen: these rows and all rows before them.
   const Tensor qkv = all.slice(1, before, length), seen = all.slice(1, 0, before + length);
-  const Tensor q = qkv.select(2, 0);
   qkv_.forward(device, qkv, x);
-  if (prior_) prior_->forward(device, shared, q, qkv.select(2, 1), scale_);
+  const AttentionInputs inputs{
+      .x = x, .q = qkv.select(2, 0), .k = qkv.select(2, 1), .first_position = before, .scale = scale_};
+  for (const auto& position : positions_) position->forward(device, inputs);
   device.run(AttentionForward{.out = saved.out,
                               .lse = saved.lse,
-                              .q = q,
+                              .q = inputs.q,
                               .k = seen.select(2, 1),
                               .v = seen.select(2, 2),
                               .slope = slope(),
@@ -53,31 +65,32 @@ void AttentionLayer::forward(Device& device, SharedBuffers& shared, const Attent
   o_.forward(device, out, saved.out);
 }
 
-void AttentionLayer::backward(Device& device, SharedBuffers& shared, const AttentionActivations& saved,
+void AttentionLayer::backward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
                               const Tensor& dx, const Tensor& dout, const Tensor& x) {
-  const Tensor dattention = shared.dattention.reshape(
-      {saved.out.shape[0], saved.out.shape[1], saved.out.shape[2], saved.out.shape[3]});
   o_.backward_weight(device, dout, saved.out);
-  o_.backward_input(device, dattention, dout);
-  device.run(AttentionBackward{.dq = shared.dqkv.select(2, 0),
-                               .dk = shared.dqkv.select(2, 1),
-                               .dv = shared.dqkv.select(2, 2),
-                               .dq_lanes = prior_ ? shared.dq_lanes : Tensor{},
-                               .dk_lanes = prior_ && learned_frequencies_ ? shared.dk_lanes : Tensor{},
-                               .dkey_bias = prior_ ? shared.dkey_bias : Tensor{},
-                               .dslope = slope() ? shared.dslope : Tensor{},
-                               .delta = shared.delta,
-                               .dout = dattention,
-                               .out = saved.out,
-                               .lse = saved.lse,
-                               .q = saved.qkv.select(2, 0),
-                               .k = saved.qkv.select(2, 1),
-                               .v = saved.qkv.select(2, 2),
-                               .slope = slope(),
-                               .scale = scale_,
-                               .content_dim = content_dim_,
-                               .deterministic = deterministic_});
-  if (prior_) prior_->backward(device, shared);
+  o_.backward_input(device, shared.dattention, dout);
+  AttentionBackward attention{.dq = shared.dqkv.select(2, 0),
+                              .dk = shared.dqkv.select(2, 1),
+                              .dv = shared.dqkv.select(2, 2),
+                              .dq_lanes = {},  // these four: if a positional part requests them
+                              .dk_lanes = {},
+                              .dkey_bias = {},
+                              .dslope = {},
+                              .delta = shared.delta,
+                              .dout = shared.dattention,
+                              .out = saved.out,
+                              .lse = saved.lse,
+                              .q = saved.qkv.select(2, 0),
+                              .k = saved.qkv.select(2, 1),
+                              .v = saved.qkv.select(2, 2),
+                              .slope = slope(),
+                              .scale = scale_,
+                              .content_dim = content_dim_,
+                              .deterministic = deterministic_};
+  for (const auto& position : positions_) position->request_gradients(attention);
+  device.run(attention);
+  for (const auto& position : std::views::reverse(positions_))
+    position->backward(device, attention.dq, attention.dk);
   qkv_.backward_weight(device, shared.dqkv, x);
   qkv_.backward_input(device, dx, shared.dqkv);
 }

@@ -1,46 +1,50 @@
-// AttentionLayer: QKV projection, positional part, attention, output projection.
+// AttentionLayer: QKV projection, positional parts, attention, output projection.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "train/model/block.h"
-#include "train/model/prior_layer.h"
+#include "train/model/block_memory.h"
+#include "train/model/layers.h"
+#include "train/positions/positional_part.h"
 
 namespace goat {
 
 // The tensors that an attention layer saves for backward.
 struct AttentionActivations {
-  Tensor qkv;  // [B, T, 3, H, d_h] with lanes; absent with a KV cache, which holds q, k and v
+  Tensor qkv;  // [B, T, 3, H, d_h] as attention reads them; absent with a KV cache, which holds q, k and v
   Tensor out;  // [B, T, H, d_h], before the output projection
   Tensor lse;  // f32 [B, H, T]
-  void plan(const std::string& prefix, const Config& config, BatchShape shape, MemoryPlan& memory);
+  void plan(const std::string& prefix, const PassPlan& plan);
 };
 
-// The attention variants differ in two places: in the work between the QKV projection and the attention
-// kernel (goat writes the lanes), and in the slope.
+// The positional parts of a model, shared by its layers.
+using PositionalParts = std::vector<std::unique_ptr<PositionalPart>>;
+
 class AttentionLayer {
  public:
   // cached_qkv: the layer's tensor of a KvCache, or nullptr.
-  AttentionLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix,
-                 const Tensor* cached_qkv);
-  void plan(const std::string& prefix, BatchShape shape, MemoryPlan& memory);
+  AttentionLayer(const Config& config, const ParameterSet& parameters, const PositionalParts& parts,
+                 const std::string& prefix, const Tensor* cached_qkv);
+  void plan(const PassPlan& plan);
 
-  void forward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& out,
-               const Tensor& x);
+  void forward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
+               const Tensor& out, const Tensor& x);
   // Sets dx = dL/dx from dout = dL/dout and adds to the parameters' gradients.
-  void backward(Device& device, SharedBuffers& shared, const AttentionActivations& saved, const Tensor& dx,
-                const Tensor& dout, const Tensor& x);
+  void backward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
+                const Tensor& dx, const Tensor& dout, const Tensor& x);
 
  private:
-  Tensor slope() const { return prior_ ? prior_->slope() : Tensor{}; }
+  Tensor slope() const;  // of the part that has one; absent if none has
 
+  std::string prefix_;
   std::int64_t content_dim_;
   float scale_;
-  bool learned_frequencies_;
   const Tensor* cached_qkv_;
   bool deterministic_;
   LinearLayer qkv_, o_;
-  std::unique_ptr<PriorLayer> prior_;  // goat only
+  std::vector<std::unique_ptr<PositionalLayer>> positions_;
 };
 
 }  // namespace goat

@@ -8,8 +8,8 @@
 #include "data/token_source.h"
 #include "kernels/device.h"
 #include "train/config/config.h"
+#include "train/memory/parameters.h"
 #include "train/model/model.h"
-#include "train/model/parameters.h"
 
 namespace goat {
 

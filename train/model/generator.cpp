@@ -16,7 +16,7 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
   const auto capacity = static_cast<std::int64_t>(capacity_),
              length = static_cast<std::int64_t>(tokens_.size());
   if (use_cache) {
-    cache_ = std::make_unique<KvCache>(config, capacity, memory_);
+    cache_ = std::make_unique<KvCache>(config, parameters.dtype(), capacity, memory_);
     prompt_ =
         std::make_unique<Model>(config, BatchShape{1, length}, false, parameters, memory_, cache_.get());
     token_ = std::make_unique<Model>(config, BatchShape{1, 1}, false, parameters, memory_, cache_.get());

@@ -4,14 +4,15 @@
 #include <vector>
 
 #include "train/config/config.h"
-#include "train/model/memory.h"
+#include "train/memory/memory.h"
 
 namespace goat {
 
 // Holds one sequence. Passes of any number of tokens may use a cache one after the other, while the weights
 // do not change.
 struct KvCache {
-  KvCache(const Config& config, std::int64_t tokens, MemoryPlan& memory);
+  // dtype: that of the model's activations.
+  KvCache(const Config& config, DType dtype, std::int64_t tokens, MemoryPlan& memory);
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 

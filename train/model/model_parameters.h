@@ -1,12 +1,18 @@
 // The parameters of a model: names, shapes, weight decay and initial values.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "train/config/config.h"
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 namespace goat {
 
-// Rows of the embedding on the device: the vocabulary padded to a multiple of 64, for the head's GEMM.
+std::string block_prefix(std::int64_t layer);  // "blocks.3.", the start of its tensors' names
+
+// Rows of the embedding and the head on the device: the vocabulary padded to a multiple of 64, for the head's
+// GEMM.
 std::int64_t padded_vocab(const Config& config);
 
 void declare_parameters(const Config& config, ParameterSet& parameters);
@@ -20,7 +26,7 @@ struct ParameterCounts {
 ParameterCounts count_parameters(const Config& config);
 
 // 6 N_matmul + 6 L C T: forward and backward; the causal half of attention is counted. N_matmul includes the
-// tied head, but not the embedding lookup.
+// head, but not the embedding lookup.
 double flops_per_token(const Config& config);
 
 }  // namespace goat

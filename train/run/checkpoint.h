@@ -16,7 +16,7 @@
 
 #include "data/shard_record.h"
 #include "train/config/config.h"
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 namespace goat {
 

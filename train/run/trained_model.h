@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "train/config/config.h"
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 #include "train/run/checkpoint.h"
 
 namespace goat {

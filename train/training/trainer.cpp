@@ -11,12 +11,7 @@
 
 namespace goat {
 
-bool can_train(const Config& config) { return config.model.block == "gpt"; }
-
 TrainingPlan::TrainingPlan(const Config& config) {
-  if (!can_train(config))
-    throw ConfigError("model.block = \"" + config.model.block +
-                      "\": this build trains gpt blocks only; --dry-run shows what the run would take");
   declare_parameters(config, parameters);
   parameters.plan(memory, true);
   model.emplace(config, BatchShape{config.micro_batch(), config.data.seq_len}, true, parameters, memory);
@@ -150,7 +145,7 @@ void Trainer::update() {
   for (const auto& group : plan_.parameters.groups()) {
     device_.run(AdamW{.state = scalars,
                       .param = group.value,
-                      .master = {},
+                      .master = group.master,
                       .m = group.m,
                       .v = group.v,
                       .grad = group.grad,

@@ -16,9 +16,6 @@
 
 namespace goat {
 
-// Whether this build implements the blocks of the config. If not, TrainingPlan throws ConfigError.
-bool can_train(const Config& config);
-
 // Everything that a training run keeps in device memory, planned but not allocated. It must not move, because
 // the plan points to its tensors.
 struct TrainingPlan {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "train/model/memory.h"
+#include "train/memory/memory.h"
 #include "train/training/sources.h"
 
 namespace goat {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "train/config/config.h"
-#include "train/model/memory.h"
+#include "train/memory/memory.h"
 
 namespace goat {
 
@@ -22,12 +22,21 @@ struct Initial {
   std::vector<double> values{};
 };
 
-// One weight as the device holds it.
+// What a parameter is for. It decides the dtype of the value and whether weight decay applies. Gradients,
+// AdamW's moments and masters are f32 for every role.
+enum class ParameterRole {
+  matrix,  // read by GEMMs or looked up: has the activations' dtype; decayed
+  bias,    // added by a GEMM: has the activations' dtype; not decayed
+  vector   // weights of norms, the prior: f32 in every model; not decayed
+};
+
+// One weight as the device holds it: views into the flat arrays of its group.
 struct Parameter {
   std::string name;
-  Tensor value;  // views into the flat arrays of its group; grad, m and v exist only in training
-  Tensor grad;
-  Tensor m, v;  // AdamW's moments
+  Tensor value;   // what the passes read
+  Tensor master;  // f32, training only: the weight whose rounded copy `value` is; absent if value is f32
+  Tensor grad;    // f32, training only
+  Tensor m, v;    // f32, training only: AdamW's moments
 };
 
 // A named tensor of the model as checkpoints and scripts see it: a strided view into a Parameter. Most stored
@@ -45,14 +54,17 @@ struct StoredTensor {
 
 class ParameterSet {
  public:
-  ParameterSet() = default;
+  // `dtype`, f32 or bf16, is that of activations, and so of matrices and biases.
+  explicit ParameterSet(DType dtype = DType::f32) : dtype_(dtype) {}
   ParameterSet(ParameterSet&&) = default;  // parameters keep their addresses
   ParameterSet(const ParameterSet&) = delete;
 
   // Declares a parameter that is stored whole under its own name.
-  Parameter& declare(const std::string& name, std::vector<std::int64_t> shape, bool decay, Initial initial);
+  Parameter& declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,
+                     Initial initial);
   // Declares a parameter that is stored in parts. Add the parts with store().
-  Parameter& declare_packed(const std::string& name, const std::vector<std::int64_t>& shape, bool decay);
+  Parameter& declare_packed(const std::string& name, const std::vector<std::int64_t>& shape,
+                            ParameterRole role);
   void store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape,
              const Tensor& layout, std::int64_t offset, Initial initial);
 
@@ -63,10 +75,13 @@ class ParameterSet {
   // values in every variant of the model.
   void initialize(Device& device, std::uint64_t seed);
 
+  DType dtype() const { return dtype_; }
   const Parameter& at(const std::string& name) const;
+  const Parameter* find(const std::string& name) const;  // nullptr if there is none of that name
   const std::deque<StoredTensor>& stored() const { return stored_; }
 
-  // Elements of a stored tensor's weights, gradients or optimizer state, row-major.
+  // Elements of a stored tensor's weights, gradients or optimizer state, row-major. Weights are the masters
+  // where there are masters; writing them also writes the rounded values.
   enum class Kind { value, grad, m, v };
   std::vector<float> read(Device& device, const StoredTensor& tensor, Kind kind = Kind::value) const;
   void write(Device& device, const StoredTensor& tensor, const std::vector<float>& values,
@@ -78,18 +93,20 @@ class ParameterSet {
   void write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
                     const std::function<void(std::int64_t, std::span<float>)>& fill) const;
 
-  // Flat arrays for the optimizer. Group [0] has weight decay, group [1] has none. The padding between
-  // parameters is always zero.
+  // Flat arrays for the optimizer: one group for each pair (dtype of the values, decay) that occurs, in the
+  // order of declaration. The padding between parameters is always zero.
   struct Group {
+    DType dtype = DType::f32;
     bool decay = false;
     std::int64_t elements = 0;
-    Tensor value{}, grad{}, m{}, v{};
+    Tensor value{}, master{}, grad{}, m{}, v{};
   };
   const std::vector<Group>& groups() const { return groups_; }
   void zero_gradients(Device& device) const;
 
  private:
   static const Tensor& base_of(const StoredTensor& tensor, Kind kind);
+  std::size_t group_of(ParameterRole role);  // adds the group if it is new
   struct Placement {
     std::size_t group;
     std::int64_t offset;
@@ -98,7 +115,8 @@ class ParameterSet {
   std::deque<Placement> placements_;
   std::deque<StoredTensor> stored_;
   std::map<std::string, std::size_t> by_name_;
-  std::vector<Group> groups_{{.decay = true}, {.decay = false}};
+  std::vector<Group> groups_;
+  DType dtype_;
 };
 
 }  // namespace goat

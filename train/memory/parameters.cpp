@@ -1,8 +1,9 @@
-#include "train/model/parameters.h"
+#include "train/memory/parameters.h"
 
 #include <algorithm>
 #include <stdexcept>
 
+#include "kernels/bf16_bits.h"
 #include "kernels/philox.h"
 
 namespace goat {
@@ -10,8 +11,8 @@ namespace goat {
 namespace {
 constexpr std::int64_t alignment = 64;  // elements; every parameter starts at a multiple of 256 bytes
 
-Tensor shaped(const std::vector<std::int64_t>& shape, const char* name) {
-  Tensor t = Tensor::contiguous(nullptr, DType::f32, {}, name);
+Tensor shaped(const std::vector<std::int64_t>& shape, DType dtype, const char* name) {
+  Tensor t = Tensor::contiguous(nullptr, dtype, {}, name);
   t.rank = static_cast<int>(shape.size());
   std::int64_t step = 1;
   for (int dim = t.rank - 1; dim >= 0; --dim) {
@@ -49,6 +50,28 @@ void for_each_run(const StoredTensor& tensor, Visit visit) {
   }
 }
 
+void* element_of(const Tensor& array, std::int64_t offset) {
+  return static_cast<char*>(array.data) + static_cast<std::size_t>(offset) * size_of(array.dtype);
+}
+
+// Copies `elements` to the elements of `array`, f32 or bf16, from `offset` on, rounded to nearest.
+void upload(Device& device, const Tensor& array, std::int64_t offset, std::span<const float> elements) {
+  void* const to = element_of(array, offset);
+  if (array.dtype == DType::f32) return device.upload(to, elements.data(), elements.size_bytes());
+  std::vector<std::uint16_t> rounded(elements.size());
+  std::ranges::transform(elements, rounded.begin(), bf16_bits);
+  device.upload(to, rounded.data(), rounded.size() * sizeof(std::uint16_t));
+}
+
+// Fills `elements` from the elements of `array`, f32 or bf16, from `offset` on.
+void download(Device& device, std::span<float> elements, const Tensor& array, std::int64_t offset) {
+  const void* const from = element_of(array, offset);
+  if (array.dtype == DType::f32) return device.download(elements.data(), from, elements.size_bytes());
+  std::vector<std::uint16_t> rounded(elements.size());
+  device.download(rounded.data(), from, rounded.size() * sizeof(std::uint16_t));
+  std::ranges::transform(rounded, elements.begin(), bf16_value);
+}
+
 // Computes elements first .. first + size - 1 of the tensor's initial values. One Philox block gives
 // four normal values.
 void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t first,
@@ -71,24 +94,37 @@ void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t
 }
 }  // namespace
 
-Parameter& ParameterSet::declare(const std::string& name, std::vector<std::int64_t> shape, bool decay,
+Parameter& ParameterSet::declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,
                                  Initial initial) {
-  Parameter& parameter = declare_packed(name, shape, decay);
+  Parameter& parameter = declare_packed(name, shape, role);
   store(parameter, name, std::move(shape), parameter.value, 0, std::move(initial));
   return parameter;
 }
 
 Parameter& ParameterSet::declare_packed(const std::string& name, const std::vector<std::int64_t>& shape,
-                                        bool decay) {
+                                        ParameterRole role) {
   if (!by_name_.emplace(name, parameters_.size()).second)
     throw std::logic_error("parameter declared twice: " + name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = name;
-  parameter.value = parameter.grad = parameter.m = parameter.v = shaped(shape, parameter.name.c_str());
-  const std::size_t group = decay ? 0 : 1;
-  placements_.push_back({group, groups_[group].elements});
-  groups_[group].elements += (parameter.value.elements() + alignment - 1) / alignment * alignment;
+  const std::size_t index = group_of(role);
+  Group& group = groups_[index];
+  parameter.value = shaped(shape, group.dtype, parameter.name.c_str());
+  parameter.master = parameter.grad = parameter.m = parameter.v =
+      shaped(shape, DType::f32, parameter.name.c_str());
+  placements_.push_back({index, group.elements});
+  group.elements += (parameter.value.elements() + alignment - 1) / alignment * alignment;
   return parameter;
+}
+
+std::size_t ParameterSet::group_of(ParameterRole role) {
+  const DType dtype = role == ParameterRole::vector ? DType::f32 : dtype_;
+  const bool decay = role == ParameterRole::matrix;
+  const auto found = std::ranges::find_if(
+      groups_, [&](const Group& group) { return group.dtype == dtype && group.decay == decay; });
+  const auto index = static_cast<std::size_t>(found - groups_.begin());
+  if (found == groups_.end()) groups_.push_back({.dtype = dtype, .decay = decay});
+  return index;
 }
 
 void ParameterSet::store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape,
@@ -98,69 +134,88 @@ void ParameterSet::store(const Parameter& parameter, const std::string& name, st
 
 void ParameterSet::plan(MemoryPlan& memory, bool training) {
   for (Group& group : groups_) {
-    const std::string suffix = group.decay ? "decayed" : "not decayed";
-    memory.add(MemoryCategory::parameters, "weights, " + suffix, DType::f32, {group.elements}, group.value);
+    const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
+                               (group.decay ? "decayed" : "not decayed");
+    const auto add = [&](MemoryCategory category, const char* what, DType dtype, Tensor& view) {
+      memory.add(category, what + (", " + suffix), dtype, {group.elements}, view);
+    };
+    add(MemoryCategory::parameters, "weights", group.dtype, group.value);
     if (!training) continue;
-    memory.add(MemoryCategory::gradients, "gradients, " + suffix, DType::f32, {group.elements}, group.grad);
-    memory.add(MemoryCategory::optimizer, "adam m, " + suffix, DType::f32, {group.elements}, group.m);
-    memory.add(MemoryCategory::optimizer, "adam v, " + suffix, DType::f32, {group.elements}, group.v);
+    if (group.dtype != DType::f32) add(MemoryCategory::optimizer, "master weights", DType::f32, group.master);
+    add(MemoryCategory::gradients, "gradients", DType::f32, group.grad);
+    add(MemoryCategory::optimizer, "adam m", DType::f32, group.m);
+    add(MemoryCategory::optimizer, "adam v", DType::f32, group.v);
   }
 }
 
 void ParameterSet::bind() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [group, offset] = placements_[i];
-    parameters_[i].value.data = groups_[group].value.as<float>() + offset;
-    if (!groups_[group].grad) continue;
-    parameters_[i].grad.data = groups_[group].grad.as<float>() + offset;
-    parameters_[i].m.data = groups_[group].m.as<float>() + offset;
-    parameters_[i].v.data = groups_[group].v.as<float>() + offset;
+    const Group& group = groups_[placements_[i].group];
+    const std::int64_t offset = placements_[i].offset;
+    Parameter& parameter = parameters_[i];
+    const auto bind = [offset](Tensor& view, const Tensor& array) {
+      view.data = array ? element_of(array, offset) : nullptr;
+    };
+    bind(parameter.value, group.value);
+    bind(parameter.master, group.master);
+    bind(parameter.grad, group.grad);
+    bind(parameter.m, group.m);
+    bind(parameter.v, group.v);
   }
 }
 
 void ParameterSet::initialize(Device& device, std::uint64_t seed) {
-  for (const Group& group : groups_) device.set_zero(group.value.data, group.value.bytes());
+  for (const Group& group : groups_)
+    for (const Tensor& array : {group.value, group.master})
+      if (array) device.set_zero(array.data, array.bytes());
   for (const StoredTensor& tensor : stored_)
     write_pieces(device, tensor, Kind::value, [&](std::int64_t first, std::span<float> elements) {
       initial_values(tensor, seed, first, elements);
     });
 }
 
-const Parameter& ParameterSet::at(const std::string& name) const {
+const Parameter* ParameterSet::find(const std::string& name) const {
   const auto found = by_name_.find(name);
-  if (found == by_name_.end()) throw std::logic_error("the model has no parameter " + name);
-  return parameters_[found->second];
+  return found == by_name_.end() ? nullptr : &parameters_[found->second];
+}
+
+const Parameter& ParameterSet::at(const std::string& name) const {
+  if (const Parameter* parameter = find(name)) return *parameter;
+  throw std::logic_error("the model has no parameter " + name);
 }
 
 const Tensor& ParameterSet::base_of(const StoredTensor& tensor, Kind kind) {
+  const Parameter& parameter = *tensor.parameter;
   switch (kind) {
-    case Kind::value: return tensor.parameter->value;
-    case Kind::grad: return tensor.parameter->grad;
-    case Kind::m: return tensor.parameter->m;
-    case Kind::v: return tensor.parameter->v;
+    case Kind::value: return parameter.master ? parameter.master : parameter.value;
+    case Kind::grad: return parameter.grad;
+    case Kind::m: return parameter.m;
+    case Kind::v: return parameter.v;
   }
   throw std::logic_error("ParameterSet: unknown kind of tensor");
 }
 
 void ParameterSet::read_pieces(Device& device, const StoredTensor& tensor, Kind kind,
                                const std::function<void(std::span<const float>)>& visit) const {
-  const float* base = base_of(tensor, kind).as<float>();
+  const Tensor& base = base_of(tensor, kind);
   std::vector<float> piece;
   for_each_run(tensor, [&](std::int64_t, std::int64_t count, std::int64_t offset) {
     piece.resize(static_cast<std::size_t>(count));
-    device.download(piece.data(), base + offset, piece.size() * sizeof(float));
+    download(device, piece, base, offset);
     visit(piece);
   });
 }
 
 void ParameterSet::write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
                                 const std::function<void(std::int64_t, std::span<float>)>& fill) const {
-  float* base = base_of(tensor, kind).as<float>();
+  const Tensor& base = base_of(tensor, kind);
+  const bool rounded_too = kind == Kind::value && tensor.parameter->master;
   std::vector<float> piece;
   for_each_run(tensor, [&](std::int64_t first, std::int64_t count, std::int64_t offset) {
     piece.resize(static_cast<std::size_t>(count));
     fill(first, piece);
-    device.upload(base + offset, piece.data(), piece.size() * sizeof(float));
+    upload(device, base, offset, piece);
+    if (rounded_too) upload(device, tensor.parameter->value, offset, piece);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "train/model/memory.h"
+#include "train/memory/memory.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,0 +1,65 @@
+#include "train/model/head.h"
+
+#include <algorithm>
+
+#include "train/model/model_parameters.h"
+
+namespace goat {
+
+namespace {
+// Number of rows in a chunk of logits. A GEMM of few rows is slow, because it repacks the weight for each
+// chunk. All chunks have about the same size.
+std::int64_t chunk_rows(const PassPlan& plan) {
+  constexpr std::int64_t chunk_elements = 32 << 20;  // 128 MiB of f32
+  constexpr std::int64_t multiple = 64;
+  const auto chunks_of = [](std::int64_t rows, std::int64_t chunk) { return (rows + chunk - 1) / chunk; };
+  const std::int64_t tokens = plan.shape.tokens(),
+                     most =
+                         std::max(multiple, chunk_elements / padded_vocab(plan.config) / multiple * multiple);
+  const std::int64_t even = chunks_of(tokens, chunks_of(tokens, most));
+  return std::min(chunks_of(even, multiple) * multiple, tokens);
+}
+}  // namespace
+
+Head::Head(const PassPlan& plan, const ParameterSet& parameters)
+    : weight_(&parameters.at(plan.config.model.tied ? "embedding.padded" : "head.padded")),
+      vocab_(plan.config.model.vocab),
+      tf32_(plan.config.model.tf32 == "all") {
+  plan.activation("targets", DType::i32, {plan.shape.tokens()}, targets_);
+  plan.activation("losses", DType::f32, {plan.shape.tokens()}, losses_);
+  plan.workspace("logits", {chunk_rows(plan), padded_vocab(plan.config)}, logits_);
+}
+
+void Head::load(Device& device, std::span<const std::int32_t> targets) const {
+  device.upload(targets_.data, targets.data(), targets_.bytes());
+}
+
+void Head::losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const {
+  const std::int64_t tokens = normed.shape[0];
+  for (std::int64_t first = 0; first < tokens; first += logits_.shape[0]) {
+    const std::int64_t rows = std::min(logits_.shape[0], tokens - first);
+    const Tensor logits = logits_.slice(0, 0, rows), x = normed.slice(0, first, rows);
+    device.run(LinearForward{.out = logits, .x = x, .weight = weight_->value, .bias = {}, .tf32 = tf32_});
+    device.run(CrossEntropy{.logits = logits,
+                            .losses = losses_.slice(0, first, rows),
+                            .targets = targets_.slice(0, first, rows),
+                            .weights = {},
+                            .weight = token_weight,
+                            .vocab = vocab_,
+                            .backward = static_cast<bool>(dnormed)});
+    if (!dnormed) continue;
+    device.run(LinearBackwardInput{
+        .dx = dnormed.slice(0, first, rows), .dout = logits, .weight = weight_->value, .tf32 = tf32_});
+    device.run(
+        LinearBackwardWeight{.dweight = weight_->grad, .dbias = {}, .dout = logits, .x = x, .tf32 = tf32_});
+  }
+}
+
+Tensor Head::next_logits(Device& device, const Tensor& normed, std::int64_t row) const {
+  const Tensor logits = logits_.slice(0, 0, 1);
+  device.run(LinearForward{
+      .out = logits, .x = normed.slice(0, row, 1), .weight = weight_->value, .bias = {}, .tf32 = tf32_});
+  return logits.slice(1, 0, vocab_);
+}
+
+}  // namespace goat

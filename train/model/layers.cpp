@@ -1,0 +1,86 @@
+#include "train/model/layers.h"
+
+namespace goat {
+
+namespace {
+// [.., columns] as [rows, columns].
+Tensor rows_of(const Tensor& t, std::int64_t columns) { return t.reshape({t.elements() / columns, columns}); }
+Tensor flat(const Tensor* t) { return t ? t->reshape({t->elements()}) : Tensor{}; }
+Tensor matrix(const Tensor& packed) { return rows_of(packed, packed.shape[packed.rank - 1]); }
+}  // namespace
+
+LinearLayer::LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name)
+    : weight_(&parameters.at(name + ".weight")),
+      bias_(parameters.find(name + ".bias")),
+      tf32_(config.model.tf32 == "all") {}
+
+void LinearLayer::forward(Device& device, const Tensor& out, const Tensor& x) const {
+  const Tensor w = matrix(weight_->value);
+  device.run(LinearForward{.out = rows_of(out, w.shape[0]),
+                           .x = rows_of(x, w.shape[1]),
+                           .weight = w,
+                           .bias = flat(bias_ ? &bias_->value : nullptr),
+                           .tf32 = tf32_});
+}
+
+void LinearLayer::backward_input(Device& device, const Tensor& dx, const Tensor& dout) const {
+  const Tensor w = matrix(weight_->value);
+  device.run(LinearBackwardInput{
+      .dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w, .tf32 = tf32_});
+}
+
+void LinearLayer::backward_weight(Device& device, const Tensor& dout, const Tensor& x) const {
+  const Tensor dw = matrix(weight_->grad);
+  device.run(LinearBackwardWeight{.dweight = dw,
+                                  .dbias = flat(bias_ ? &bias_->grad : nullptr),
+                                  .dout = rows_of(dout, dw.shape[0]),
+                                  .x = rows_of(x, dw.shape[1]),
+                                  .tf32 = tf32_});
+}
+
+NormLayer::NormLayer(const Config& config, const ParameterSet& parameters, const std::string& name)
+    : kind_(block_spec(config).norm),
+      name_(name),
+      weight_(&parameters.at(name + ".weight")),
+      bias_(kind_ == NormKind::layer ? &parameters.at(name + ".bias") : nullptr) {}
+
+void NormLayer::plan(const PassPlan& plan) {
+  if (kind_ == NormKind::layer) plan.activation(name_ + ".mean", DType::f32, {plan.shape.tokens()}, mean_);
+  plan.activation(name_ + ".rstd", DType::f32, {plan.shape.tokens()}, rstd_);
+}
+
+void NormLayer::forward(Device& device, const Tensor& out, const Tensor& sum, const Tensor& x,
+                        const Tensor& residual) const {
+  const Tensor written = residual ? sum : Tensor{};
+  if (kind_ == NormKind::rms)
+    return device.run(RmsNormForward{
+        .out = out, .rstd = rstd_, .sum = written, .x = x, .residual = residual, .weight = weight_->value});
+  device.run(LayerNormForward{.out = out,
+                              .mean = mean_,
+                              .rstd = rstd_,
+                              .sum = written,
+                              .x = x,
+                              .residual = residual,
+                              .weight = weight_->value,
+                              .bias = bias_->value});
+}
+
+void NormLayer::backward(Device& device, const Tensor& dsum, const Tensor& dout, const Tensor& sum) const {
+  if (kind_ == NormKind::rms)
+    return device.run(RmsNormBackward{.dsum = dsum,
+                                      .dweight = weight_->grad,
+                                      .dout = dout,
+                                      .sum = sum,
+                                      .rstd = rstd_,
+                                      .weight = weight_->value});
+  device.run(LayerNormBackward{.dsum = dsum,
+                               .dweight = weight_->grad,
+                               .dbias = bias_->grad,
+                               .dout = dout,
+                               .sum = sum,
+                               .mean = mean_,
+                               .rstd = rstd_,
+                               .weight = weight_->value});
+}
+
+}  // namespace goat

@@ -1,0 +1,47 @@
+// Layers that every sub-layer is built from: linear maps and norms over declared parameters.
+#pragma once
+
+#include <string>
+
+#include "kernels/device.h"
+#include "train/memory/parameters.h"
+#include "train/memory/pass_plan.h"
+#include "train/model/block_spec.h"
+
+namespace goat {
+
+// y = x W^T + b over the declared parameters "NAME.weight" and "NAME.bias". The bias may be absent.
+class LinearLayer {
+ public:
+  LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
+  void forward(Device& device, const Tensor& out, const Tensor& x) const;
+  void backward_input(Device& device, const Tensor& dx, const Tensor& dout) const;  // sets dx
+  void backward_weight(Device& device, const Tensor& dout, const Tensor& x) const;  // adds to the gradients
+
+ private:
+  const Parameter* weight_;
+  const Parameter* bias_;
+  bool tf32_;  // model.tf32 = all
+};
+
+// LayerNorm or RMSNorm of (x + residual) over the declared parameters "NAME.weight" and, in LayerNorm,
+// "NAME.bias". Keeps the statistics of each row for backward.
+class NormLayer {
+ public:
+  NormLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
+  void plan(const PassPlan& plan);
+  // out = norm(sum). If there is a residual, sum = x + residual is written first.
+  void forward(Device& device, const Tensor& out, const Tensor& sum, const Tensor& x,
+               const Tensor& residual) const;
+  // Adds the gradient of sum to dsum, and to the parameters' gradients.
+  void backward(Device& device, const Tensor& dsum, const Tensor& dout, const Tensor& sum) const;
+
+ private:
+  NormKind kind_;
+  std::string name_;
+  const Parameter* weight_;
+  const Parameter* bias_;  // LayerNorm only
+  Tensor mean_, rstd_;     // f32 [N]; the mean in LayerNorm only
+};
+
+}  // namespace goat

@@ -1,0 +1,28 @@
+// Stem: turns tokens into the residual stream.
+#pragma once
+
+#include <span>
+
+#include "train/model/attention_layer.h"
+
+namespace goat {
+
+class Stem {
+ public:
+  // `parts` must outlive the stem.
+  Stem(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts);
+
+  void load(Device& device, std::span<const std::int32_t> tokens) const;  // [B, T]
+  // Returns the stream [N, C]: the tokens' rows of the embedding, plus what the positional parts add.
+  const Tensor& forward(Device& device, std::int64_t first_position) const;
+  // Adds to the parameters' gradients from that of the stream.
+  void backward(Device& device, const Tensor& dstream) const;
+
+ private:
+  const Parameter* embedding_;
+  const PositionalParts& parts_;
+  Tensor tokens_;  // i32 [N]
+  Tensor stream_;  // [N, C]
+};
+
+}  // namespace goat

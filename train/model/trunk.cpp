@@ -1,0 +1,61 @@
+#include "train/model/trunk.h"
+
+#include <ranges>
+
+#include "train/model/model_parameters.h"
+
+namespace goat {
+
+Trunk::Trunk(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts,
+             KvCache* cache)
+    : cache_(cache), final_norm_(plan.config, parameters, "final_norm") {
+  const std::int64_t tokens = plan.shape.tokens(), width = plan.config.model.width;
+  shared_.plan(plan);
+  plan_blocks(plan, parameters, parts);
+  final_norm_.plan(plan);
+  plan.activation("final_stream", {tokens, width}, final_stream_);
+  plan.activation("final_norm.out", {tokens, width}, normed_);
+}
+
+void Trunk::plan_blocks(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts) {
+  const Config& config = plan.config;
+  const bool keep = plan.training && config.model.recompute != "block";
+  std::shared_ptr<BlockActivations> activations;
+  std::shared_ptr<Tensor> entry;
+  blocks_.reserve(static_cast<std::size_t>(config.model.layers));  // planned tensors must not move
+  for (std::int64_t layer = 0; layer < config.model.layers; ++layer) {
+    const std::string prefix = block_prefix(layer);
+    if (keep || !activations) {
+      activations = std::make_shared<BlockActivations>();
+      activations->plan(prefix, plan);
+    }
+    if (plan.training || !entry) {
+      entry = std::make_shared<Tensor>();
+      plan.activation(prefix + "entry", {plan.shape.tokens(), config.model.width}, *entry);
+    }
+    const Tensor* cached_qkv = cache_ ? &cache_->qkv[static_cast<std::size_t>(layer)] : nullptr;
+    blocks_.emplace_back(config, parameters, parts, prefix, cached_qkv, activations, entry).plan(plan);
+  }
+}
+
+const Tensor& Trunk::forward(Device& device, const Tensor& stream) {
+  shared_.first_position = first_position();
+  Tensor residual = stream, branch;
+  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    residual = blocks_[layer].forward(device, shared_, residual, branch);
+    branch = shared_.branch;
+    if (attention_observer_) attention_observer_(static_cast<std::int64_t>(layer), blocks_[layer].qkv());
+  }
+  final_norm_.forward(device, normed_, final_stream_, branch, residual);
+  if (cache_) cache_->length += stream.shape[0];
+  return normed_;
+}
+
+const Tensor& Trunk::backward(Device& device) {
+  device.set_zero(shared_.dresidual.data, shared_.dresidual.bytes());
+  final_norm_.backward(device, shared_.dresidual, shared_.dnorm, final_stream_);
+  for (Block& block : std::views::reverse(blocks_)) block.backward(device, shared_);
+  return shared_.dresidual;
+}
+
+}  // namespace goat

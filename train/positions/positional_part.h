@@ -1,0 +1,67 @@
+// PositionalPart: one way in which a model learns of positions. A variant of attention is a list of parts.
+//
+// A part may add vectors to the embedded tokens, change q and k in place (a rotation, the lanes of a prior),
+// and give attention a slope. docs/extending.md walks through adding one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "train/config/config.h"
+#include "train/memory/parameters.h"
+#include "train/memory/pass_plan.h"
+
+namespace goat {
+
+// What one layer's attention shows to its parts in a pass.
+struct AttentionInputs {
+  Tensor x;                         // [N, C], from which q, k and v were projected
+  Tensor q, k;                      // strided [B, T, H, d_h]; parts may change them
+  std::int64_t first_position = 0;  // position of row 0; above 0 only with a KV cache
+  float scale = 0;                  // of the content logits
+};
+
+// A part in one layer. It adds the gradients of its parameters in backward.
+class PositionalLayer {
+ public:
+  virtual ~PositionalLayer() = default;
+  // Plans what this layer keeps for itself. `prefix` starts the names of tensors.
+  virtual void plan(const std::string& /*prefix*/, const PassPlan&) {}
+  virtual void forward(Device&, const AttentionInputs&) {}
+  // f32 [H], the slope that attention takes; absent if this part has none. Valid after forward.
+  virtual Tensor slope() const { return {}; }
+  // Sets the optional outputs of attention's backward pass that this part reads.
+  virtual void request_gradients(AttentionBackward&) const {}
+  // dq and dk are the gradients of what forward left in q and k. Turns them into the gradients of what
+  // forward found there.
+  virtual void backward(Device&, const Tensor& /*dq*/, const Tensor& /*dk*/) {}
+};
+
+// A part in the whole model: what its layers share, and what it adds to the embedded tokens.
+class PositionalPart {
+ public:
+  virtual ~PositionalPart() = default;
+  virtual void plan(const PassPlan&) {}       // what all layers share
+  virtual void fill_tables(Device&) const {}  // call once after allocation, before the first pass
+  // stream [N, C] += the vectors of its positions. Row 0 of a sequence is at `first_position`.
+  virtual void add_to_stream(Device&, const Tensor& /*stream*/, std::int64_t /*first_position*/) const {}
+  virtual void stream_backward(Device&, const Tensor& /*dstream*/) const {}
+  // The part in the layer whose parameters start with `prefix`. The layer refers to this part.
+  virtual std::unique_ptr<PositionalLayer> layer(const ParameterSet& parameters,
+                                                 const std::string& prefix) const = 0;
+};
+
+// A part that model.attention can name.
+struct PositionalKind {
+  const char* name;
+  // Declares the parameters of one layer. Their names start with `prefix`. Absent if there are none.
+  void (*declare)(const Config& config, const std::string& prefix, ParameterSet& parameters);
+  std::unique_ptr<PositionalPart> (*make)(const Config& config);
+};
+
+// The parts of model.attention, in the order in which they act: none for "none".
+std::vector<PositionalKind> positional_kinds(const Config& config);
+
+}  // namespace goat
