@@ -176,12 +176,9 @@ def expected_readings(config, tensors):
     readings, excess = [], []
     for layer in range(LAYERS):
         block = f"blocks.{layer}"
-        normed, _ = model.layernorm(f"{block}.norm1", x)
-        q, k = (
-            model.linear(f"{block}.attn.{name}", normed)[0].reshape(SEQUENCES, LENGTH, HEADS, -1)
-            for name in "qk"
-        )
-        s = np.einsum("bihc,bjhc->hbij", q, k) / np.sqrt(q.shape[-1])
+        normed, _ = model.norm(f"{block}.norm1", x)
+        q, k = (model.query_or_key(f"{block}.attn.{name}", normed)[0] for name in "qk")
+        s = model.config.sigma * np.einsum("bihc,bjhc->hbij", q, k)
         log_prior = (
             model.prior(f"{block}.attn.prior", LENGTH)[0]
             if model.config.attention == "goat"

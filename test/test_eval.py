@@ -40,7 +40,10 @@ VARIANTS = {
     "goat, no slope": {"prior.recency": "off"},
     "goat, learned frequencies": {"prior.learned_frequencies": "true"},
     "goat, spare lanes": {"prior.lane_dim": 10},
-    "none": {"model.attention": "none"},
+    "rope": {"model.attention": "rope", "model.rope_base": 100},
+    "none, unscaled": {"model.attention": "none", "model.attn_scale": "none"},
+    "llama, goat": {"model.block": "llama", "model.ff_width": 40},
+    "llama, rope, untied": {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
 }
 
 
@@ -82,18 +85,6 @@ def reference_model(run):
     return Model(ModelConfig.from_run(config), load_file(newest))
 
 
-def token_losses(model, inputs, targets):
-    """-log softmax(logits)[target], [B, T]."""
-    table = model.params["embedding.weight"]
-    x = table[inputs]
-    for layer in range(model.config.layers):
-        for branch in (model.attention_branch, model.mlp_branch):
-            x = x + branch(f"blocks.{layer}", x)[0]
-    logits = model.layernorm("final_norm", x)[0] @ table.T
-    normalizer = np.logaddexp.reduce(logits, axis=-1)
-    return normalizer - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-
-
 def cut(tokens, length, sequences, block, bos):
     """Inputs and targets, [sequences, length] each."""
     stream = np.concatenate([[bos], tokens]) if block == "bos" else tokens
@@ -128,7 +119,7 @@ def test_every_tokens_loss_equals_float64_from_the_files_of_the_run_also_beyond_
     for line in results:
         got = np.load(line["per_token"])
         assert got.dtype == np.float32 and got.shape == (line["sequences"], line["length"])
-        want = token_losses(model, *cut(tokens, line["length"], line["sequences"], block, 49))
+        want = model.token_losses(*cut(tokens, line["length"], line["sequences"], block, 49))
         assert np.abs(got - want).max() <= 1e-4
         assert want.std() > 0.1
         assert line["nll"] == pytest.approx(want.mean(), abs=1e-5)
@@ -381,12 +372,8 @@ def test_generated_data_are_the_validation_sequences_of_the_run(run_binary, tmp_
     data = tomllib.loads((run / "config.toml").read_text())["data"]
     source = CopyMixture(50, 72, **data["copy_mixture"], seed=1)
     x = np.stack([source.tokens(VALIDATION_BIT | n) for n in range(2)])
-    assert (
-        np.abs(
-            np.load(tmp_path / "nll_72.npy") - token_losses(reference_model(run), x[:, :-1], x[:, 1:])
-        ).max()
-        <= 1e-4
-    )
+    want = reference_model(run).token_losses(x[:, :-1], x[:, 1:])
+    assert np.abs(np.load(tmp_path / "nll_72.npy") - want).max() <= 1e-4
 
 
 def test_bits_per_byte_for_a_vocabulary_of_bytes(train_run, run_binary, tmp_path, rng):

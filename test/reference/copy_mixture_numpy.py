@@ -1,8 +1,9 @@
 """The copy-mixture task in NumPy: every token of every sequence is a pure function of (seed, sequence,
 position).
 
-x_0 is uniform over the vocabulary. The token after input position i, x_{i+1}, is a copy of x_0 with probability p_first, a copy of
-x_{i-1} (x_0 at i = 0) with probability p_prev, and uniform over the vocabulary otherwise.
+x_0 is uniform over the vocabulary. The token after input position i, x_{i+1}, is a copy of x_0 with
+probability p_first, a copy of x_{i-1} (x_0 at i = 0) with probability p_prev, and uniform over the vocabulary
+otherwise.
 """
 
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ class CopyMixture:
     def bayes_optimal_loss(self):
         """Mean conditional entropy, in nats a token, of x_{i+1} given x_0 .. x_i, over i = 0 .. T-1.
 
-        The best predictor knows x_0 and x_{i-1}, and these coincide with probability q_{i-1}: q_0 = 1 and, as x_p copies x_0 or x_{p-2} or
-        is drawn afresh, q_p = p_first + p_prev q_{p-2} + (1 - p_first - p_prev) / V.
+        The best predictor knows x_0 and x_{i-1}, and these coincide with probability q_{i-1}: q_0 = 1 and, as
+        x_p copies x_0 or x_{p-2} or is drawn afresh, q_p = p_first + p_prev q_{p-2} + (1 - p_first - p_prev)
+        / V.
         """
         chance = (1 - self.p_first - self.p_prev) / self.vocab
         same = np.ones(self.seq_len + 1)

@@ -1,22 +1,30 @@
 """One whole training step of the model in float64 NumPy: forward, backward written by hand, global-norm
 clipping and AdamW.
 
-It follows the paper's equations and shares nothing with the trainer. The prior is used as it is defined, a T x T matrix that is added to
-the logits; the trainer instead writes it into extra coordinates of q and k. Agreement of the two is what test_reference.py asserts.
+It follows docs/forward.md and shares nothing with the trainer. The prior is used as it is defined, a T x T
+matrix that is added to the logits; the trainer instead writes it into extra coordinates of q and k. Agreement
+of the two is what test_reference.py asserts.
 
     z_ij = sigma <q_i, k_j> + K_ij,   p_i. = softmax over j <= i of z_ij,   o_i = sum_j p_ij v_j
-    K_ij = sum_r [ alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j)) ] + u(j),   u(j) = lambda j + g(phi(j)) + b [j == 0]
+    K_ij = sum_r [ alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j)) ] + u(j)
+    u(j) = lambda j + g(phi(j)) + b [j == 0]
 
-A layer is a function that returns its output and a closure `backward`, which takes the gradient of that output, adds the gradients of the
-layer's parameters to `Model.grads`, and returns the gradient of the layer's input.
+A layer is a function that returns its output and a closure `backward`, which takes the gradient of that
+output, adds the gradients of the layer's parameters to `Model.grads`, and returns the gradient of the layer's
+input.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-LAYERNORM_EPS = 1e-5
-DECAYED = ("embedding.weight", "attn.q.weight", "attn.k.weight", "attn.v.weight", "attn.o.weight", "mlp.up.weight", "mlp.down.weight")
+NORM_EPS = 1e-5  # of LayerNorm and of RMSNorm
+DECAYED = (
+    "embedding.weight",
+    "head.weight",
+    *(f"attn.{name}.weight" for name in "qkvo"),
+    *(f"mlp.{name}.weight" for name in ("gate", "up", "down")),
+)
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,12 @@ class ModelConfig:
     layers: int
     heads: int
     width: int
-    attention: str  # "goat" or "none"
+    attention: str  # "goat", "rope" or "none"
     train_length: int  # L_train
+    block: str = "gpt"  # or "llama"
+    tied: bool = True
+    rope_base: float = 10000.0
+    attn_scale: str = "rsqrt"  # or "none"
     pos_rank: int = 2  # R
     abs_rank: int = 8  # M
     lane_dim: int = 0  # d_p; 0: 2R + 2
@@ -42,14 +54,30 @@ class ModelConfig:
         """d_c. The prior takes its coordinates from q and k, not from v."""
         return self.head_dim - (self.lane_dim or 2 * self.pos_rank + 2) * (self.attention == "goat")
 
+    @property
+    def sigma(self):
+        """The scale of the content logits."""
+        return self.content_dim**-0.5 if self.attn_scale == "rsqrt" else 1.0
+
+    @property
+    def biases(self):
+        """Whether linear layers and norms add one."""
+        return self.block == "gpt"
+
+    @property
+    def head(self):
+        """The tensor that gives the logits."""
+        return "embedding.weight" if self.tied else "head.weight"
+
     @classmethod
     def from_run(cls, config):
         """From a run's config.toml, parsed."""
-        model, prior = config["model"], config["prior"]
+        of_model = ("layers", "heads", "width", "attention", "block", "tied", "rope_base", "attn_scale")
+        of_prior = ("pos_rank", "abs_rank", "lane_dim", "base", "abs_base", "recency")
         return cls(
             train_length=config["data"]["seq_len"],
-            **{key: model[key] for key in ("layers", "heads", "width", "attention")},
-            **{key: prior[key] for key in ("pos_rank", "abs_rank", "lane_dim", "base", "abs_base", "recency")},
+            **{key: config["model"][key] for key in of_model},
+            **{key: config["prior"][key] for key in of_prior},
         )
 
 
@@ -65,6 +93,13 @@ def sink_features(length, config):
     angle = np.outer(j, frequencies(config.abs_rank, config.abs_base))
     scales = [j / config.train_length, np.log1p(j) / np.log1p(config.train_length)]
     return np.column_stack([np.cos(angle), np.sin(angle), *scales])
+
+
+def rotated(x, angle):
+    """x [B, T, H, d]: the pair (x_r, x_{r + d/2}) at position p is turned by angle[p, r]. [T, d/2]"""
+    cos, sin = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def softmax(z):
@@ -88,67 +123,104 @@ class Model:
         """Mean negative log-likelihood in nats, and its gradient by every parameter. tokens, targets: [B,
         T]."""
         self.grads = {name: np.zeros_like(value) for name, value in self.params.items()}
-        table = self.params["embedding.weight"]
-        x = table[tokens]
+        logits, backward = self.forward(tokens)
+        loss, dlogits = cross_entropy(logits, targets)
+        backward(dlogits)
+        return loss, self.grads
+
+    def token_losses(self, tokens, targets):
+        """-log softmax(logits)[target] of every token, [B, T]."""
+        logits, _ = self.forward(tokens)
+        normalizer = np.logaddexp.reduce(logits, axis=-1)
+        return normalizer - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+    def forward(self, tokens):
+        """Logits [B, T, V]. backward takes their gradient and has nothing to return."""
+        x = self.params["embedding.weight"][tokens]
         undo = []
         for layer in range(self.config.layers):
             for branch in (self.attention_branch, self.mlp_branch):
                 y, backward = branch(f"blocks.{layer}", x)
                 x = x + y
                 undo.append(backward)
-        y, norm_backward = self.layernorm("final_norm", x)
-        loss, dlogits = cross_entropy(y @ table.T, targets)
+        y, norm_backward = self.norm("final_norm", x)
+        head = self.params[self.config.head]
 
-        self.grads["embedding.weight"] += np.einsum("btv,btc->vc", dlogits, y)
-        dx = norm_backward(dlogits @ table)
-        for backward in reversed(undo):
-            dx = dx + backward(dx)
-        np.add.at(self.grads["embedding.weight"], tokens, dx)
-        return loss, self.grads
+        def backward(dlogits):
+            self.grads[self.config.head] += np.einsum("btv,btc->vc", dlogits, y)
+            dx = norm_backward(dlogits @ head)
+            for branch_backward in reversed(undo):
+                dx = dx + branch_backward(dx)
+            np.add.at(self.grads["embedding.weight"], tokens, dx)
+
+        return y @ head.T, backward
 
     def attention_branch(self, block, x):
-        normed, norm_backward = self.layernorm(f"{block}.norm1", x)
+        normed, norm_backward = self.norm(f"{block}.norm1", x)
         y, backward = self.attention(f"{block}.attn", normed)
         return y, lambda dy: norm_backward(backward(dy))
 
     def mlp_branch(self, block, x):
-        normed, norm_backward = self.layernorm(f"{block}.norm2", x)
-        up, up_backward = self.linear(f"{block}.mlp.up", normed)
-        active, gelu_backward = gelu(up)
+        normed, norm_backward = self.norm(f"{block}.norm2", x)
+        hidden = self.swiglu if self.config.block == "llama" else self.gelu
+        active, hidden_backward = hidden(f"{block}.mlp", normed)
         y, down_backward = self.linear(f"{block}.mlp.down", active)
-        return y, lambda dy: norm_backward(up_backward(gelu_backward(down_backward(dy))))
+        return y, lambda dy: norm_backward(hidden_backward(down_backward(dy)))
+
+    def gelu(self, name, x):
+        """gelu(up(x)), GELU in its tanh form."""
+        up, up_backward = self.linear(f"{name}.up", x)
+        active, slope = gelu(up)
+        return active, lambda dy: up_backward(dy * slope)
+
+    def swiglu(self, name, x):
+        """silu(gate(x)) * up(x)."""
+        gate, gate_backward = self.linear(f"{name}.gate", x)
+        up, up_backward = self.linear(f"{name}.up", x)
+        active, slope = silu(gate)
+        return active * up, lambda dy: gate_backward(dy * up * slope) + up_backward(dy * active)
 
     def linear(self, name, x):
-        weight, bias = self.params[f"{name}.weight"], self.params[f"{name}.bias"]
+        weight = self.params[f"{name}.weight"]
 
         def backward(dy):
             self.grads[f"{name}.weight"] += np.einsum("bto,bti->oi", dy, x)
-            self.grads[f"{name}.bias"] += dy.sum(axis=(0, 1))
+            self.bias_backward(name, dy)
             return dy @ weight
 
-        return x @ weight.T + bias, backward
+        return self.add_bias(name, x @ weight.T), backward
 
-    def layernorm(self, name, x):
-        weight, bias = self.params[f"{name}.weight"], self.params[f"{name}.bias"]
-        rstd = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + LAYERNORM_EPS)
-        unit = (x - x.mean(axis=-1, keepdims=True)) * rstd
+    def norm(self, name, x):
+        """LayerNorm with the biased variance. In llama blocks RMSNorm, which does not subtract the mean."""
+        weight = self.params[f"{name}.weight"]
+        centred = self.config.block == "gpt"
+        if centred:
+            x = x - x.mean(axis=-1, keepdims=True)
+        rstd = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + NORM_EPS)
+        unit = x * rstd
 
         def backward(dy):
             self.grads[f"{name}.weight"] += (dy * unit).sum(axis=(0, 1))
-            self.grads[f"{name}.bias"] += dy.sum(axis=(0, 1))
+            self.bias_backward(name, dy)
             dunit = dy * weight
-            return rstd * (dunit - dunit.mean(axis=-1, keepdims=True) - unit * (dunit * unit).mean(axis=-1, keepdims=True))
+            dx = rstd * (dunit - unit * (dunit * unit).mean(axis=-1, keepdims=True))
+            return dx - dx.mean(axis=-1, keepdims=True) if centred else dx
 
-        return unit * weight + bias, backward
+        return self.add_bias(name, unit * weight), backward
+
+    def add_bias(self, name, y):
+        return y + self.params[f"{name}.bias"] if self.config.biases else y
+
+    def bias_backward(self, name, dy):
+        if self.config.biases:
+            self.grads[f"{name}.bias"] += dy.sum(axis=(0, 1))
 
     def attention(self, name, x):
         batch, length, width = x.shape
-        heads = self.config.heads
-        sigma = self.config.content_dim**-0.5
-        q, q_backward = self.linear(f"{name}.q", x)
-        k, k_backward = self.linear(f"{name}.k", x)
-        v, v_backward = self.linear(f"{name}.v", x)
-        q, k, v = (t.reshape(batch, length, heads, -1) for t in (q, k, v))
+        sigma = self.config.sigma
+        q, q_backward = self.query_or_key(f"{name}.q", x)
+        k, k_backward = self.query_or_key(f"{name}.k", x)
+        v, v_backward = self.head_vectors(f"{name}.v", x)
 
         logits = sigma * np.einsum("bihc,bjhc->bhij", q, k)
         if self.config.attention == "goat":
@@ -160,7 +232,7 @@ class Model:
         y, o_backward = self.linear(f"{name}.o", out)
 
         def backward(dy):
-            dout = o_backward(dy).reshape(batch, length, heads, -1)
+            dout = o_backward(dy).reshape(v.shape)
             dp = np.einsum("bihd,bjhd->bhij", dout, v)
             dz = p * (dp - (dp * p).sum(axis=-1, keepdims=True))
             if self.config.attention == "goat":
@@ -168,10 +240,23 @@ class Model:
             dq = sigma * np.einsum("bhij,bjhc->bihc", dz, k)
             dk = sigma * np.einsum("bhij,bihc->bjhc", dz, q)
             dv = np.einsum("bhij,bihd->bjhd", p, dout)
-            dq, dk, dv = (t.reshape(batch, length, -1) for t in (dq, dk, dv))
             return q_backward(dq) + k_backward(dk) + v_backward(dv)
 
         return y, backward
+
+    def head_vectors(self, name, x):
+        """A projection [B, T, H, d] of x."""
+        y, backward = self.linear(name, x)
+        return y.reshape(*x.shape[:2], self.config.heads, -1), lambda dy: backward(dy.reshape(y.shape))
+
+    def query_or_key(self, name, x):
+        """A projection to q or k. With rope a rotation by the position follows."""
+        y, backward = self.head_vectors(name, x)
+        if self.config.attention != "rope":
+            return y, backward
+        half = y.shape[-1] // 2
+        angle = np.outer(np.arange(y.shape[1]), self.config.rope_base ** -(np.arange(half) / half))
+        return rotated(y, angle), lambda dy: backward(rotated(dy, -angle))
 
     def prior(self, name, length):
         """The log-prior K [H, T, T]. backward takes dK (zero above the diagonal) and has nothing to
@@ -188,8 +273,8 @@ class Model:
     def relative_prior(self, name, length):
         """K_rel [H, T, T] = sum_r alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j))."""
         alpha, beta = self.params[f"{name}.alpha"], self.params[f"{name}.beta"]
-        learned = f"{name}.frequency" in self.params
-        w = self.params[f"{name}.frequency"] if learned else frequencies(self.config.pos_rank, self.config.base)
+        learned = self.params.get(f"{name}.frequency")
+        w = frequencies(self.config.pos_rank, self.config.base) if learned is None else learned
         position = np.arange(length, dtype=np.float64)
         lag = position[:, None] - position[None, :]
         cos, sin = np.cos(w[:, None, None] * lag), np.sin(w[:, None, None] * lag)
@@ -197,10 +282,9 @@ class Model:
         def backward(drelative):
             self.grads[f"{name}.alpha"] += np.einsum("hij,rij->hr", drelative, cos)
             self.grads[f"{name}.beta"] += np.einsum("hij,rij->hr", drelative, sin)
-            if learned:
-                weighted = drelative * lag
-                self.grads[f"{name}.frequency"] += np.einsum("hij,hr,rij->r", weighted, beta, cos, optimize=True)
-                self.grads[f"{name}.frequency"] -= np.einsum("hij,hr,rij->r", weighted, alpha, sin, optimize=True)
+            if learned is not None:
+                by_angle = beta[:, :, None, None] * cos - alpha[:, :, None, None] * sin
+                self.grads[f"{name}.frequency"] += np.einsum("hij,hrij->r", drelative * lag, by_angle)
 
         return np.einsum("hr,rij->hij", alpha, cos) + np.einsum("hr,rij->hij", beta, sin), backward
 
@@ -209,9 +293,8 @@ class Model:
         bias."""
         params = {key: self.params[f"{name}.{key}"] for key in ("sink.w1", "sink.b1", "sink.w2", "bump")}
         phi = sink_features(length, self.config)
-        hidden = phi @ params["sink.w1"].T + params["sink.b1"]
-        silu = hidden * sigmoid(hidden)
-        u = params["sink.w2"] @ silu.T
+        hidden, hidden_slope = silu(phi @ params["sink.w1"].T + params["sink.b1"])
+        u = params["sink.w2"] @ hidden.T
         u[:, 0] += params["bump"]
         position = np.arange(length, dtype=np.float64)
         recency = self.config.recency
@@ -221,26 +304,28 @@ class Model:
 
         def backward(du):
             if recency != "off":
-                self.grads[f"{name}.slope"] += (du @ position) * (sigmoid(slope) if recency == "softplus" else 1)
+                chain = sigmoid(slope) if recency == "softplus" else 1
+                self.grads[f"{name}.slope"] += (du @ position) * chain
             self.grads[f"{name}.bump"] += du[:, 0]
-            self.grads[f"{name}.sink.w2"] += du @ silu
-            s = sigmoid(hidden)
-            dhidden = (du.T @ params["sink.w2"]) * s * (1 + hidden * (1 - s))
-            self.grads[f"{name}.sink.w1"] += dhidden.T @ phi
-            self.grads[f"{name}.sink.b1"] += dhidden.sum(axis=0)
+            self.grads[f"{name}.sink.w2"] += du @ hidden
+            dinput = (du.T @ params["sink.w2"]) * hidden_slope
+            self.grads[f"{name}.sink.w1"] += dinput.T @ phi
+            self.grads[f"{name}.sink.b1"] += dinput.sum(axis=0)
 
         return u, backward
 
 
+def silu(x):
+    """x sigmoid(x), and its derivative."""
+    s = sigmoid(x)
+    return x * s, s * (1 + x * (1 - s))
+
+
 def gelu(x):
-    """GELU in its tanh form."""
+    """GELU in its tanh form, and its derivative."""
     root = np.sqrt(2 / np.pi)
     tanh = np.tanh(root * (x + 0.044715 * x**3))
-
-    def backward(dy):
-        return dy * 0.5 * (1 + tanh + x * (1 - tanh**2) * root * (1 + 3 * 0.044715 * x**2))
-
-    return 0.5 * x * (1 + tanh), backward
+    return 0.5 * x * (1 + tanh), 0.5 * (1 + tanh + x * (1 - tanh**2) * root * (1 + 3 * 0.044715 * x**2))
 
 
 def cross_entropy(logits, targets):
