@@ -14,7 +14,7 @@ output, adds the gradients of the layer's parameters to `Model.grads`, and retur
 input.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -71,14 +71,9 @@ class ModelConfig:
 
     @classmethod
     def from_run(cls, config):
-        """From a run's config.toml, parsed."""
-        of_model = ("layers", "heads", "width", "attention", "block", "tied", "rope_base", "attn_scale")
-        of_prior = ("pos_rank", "abs_rank", "lane_dim", "base", "abs_base", "recency")
-        return cls(
-            train_length=config["data"]["seq_len"],
-            **{key: config["model"][key] for key in of_model},
-            **{key: config["prior"][key] for key in of_prior},
-        )
+        """From a run's config.toml, parsed. A key that an older run lacks has its default."""
+        keys = config["model"] | config["prior"] | {"train_length": config["data"]["seq_len"]}
+        return cls(**{field.name: keys[field.name] for field in fields(cls) if field.name in keys})
 
 
 def frequencies(rank, base):
