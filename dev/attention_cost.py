@@ -4,10 +4,12 @@
 
   dev/attention_cost.py > dev/results/attention_prediction.md
 
-A tile is one step of a block: its rows against one tile of the other side. For each tile the script counts what the code does: matrix FLOPs,
-exponentials, FP32 instructions, bytes through shared memory. Tiles are counted as the kernels walk them, those cut by the diagonal whole.
-Each resource gives a time if it were alone; `overlapped` is the longest of them, `serial` the time if the tensor cores stand still while a warp
-computes its softmax: tensor + exponentials + FP32. A kernel of mma.sync lies between, FlashAttention-2 close to serial (see the last section).
+A tile is one step of a block: its rows against one tile of the other side. For each tile the script counts
+what the code does: matrix FLOPs, exponentials, FP32 instructions, bytes through shared memory. Tiles are
+counted as the kernels walk them, those cut by the diagonal whole. Each resource gives a time if it were
+alone; `overlapped` is the longest of them, `serial` the time if the tensor cores stand still while a warp
+computes its softmax: tensor + exponentials + FP32. A kernel of mma.sync lies between, FlashAttention-2 close
+to serial (see the last section).
 """
 
 import heapq
@@ -33,7 +35,10 @@ class Gpu:
 
 
 # mma.sync reaches 62-65 % of what wgmma does on Hopper. GA100 has 64 FP32 lanes a multiprocessor, Hopper 128.
-GPUS = (Gpu("A100 SXM 80 GB", 108, 1.41e9, 312e12, 2.0e12, 64), Gpu("H100 SXM", 132, 1.755e9, 0.63 * 989e12, 3.35e12, 128))
+GPUS = (
+    Gpu("A100 SXM 80 GB", 108, 1.41e9, 312e12, 2.0e12, 64),
+    Gpu("H100 SXM", 132, 1.755e9, 0.63 * 989e12, 3.35e12, 128),
+)
 
 
 def read_traits(text):
@@ -90,7 +95,8 @@ def kernels(traits, family):
         # Slope: two FMAs a row and step.
         made.append(
             Kernel("forward", d, t["query_rows"], keys, 2, 1, 3.5 + 16 / keys, 8 / keys,
-                   t["warp_count"] * (d // 16) * (tiles + 2 * keys // 16), 4 * keys * d, t["blocks"], False, 4 * d + 4, 4 * d)
+                   t["warp_count"] * (d // 16) * (tiles + 2 * keys // 16), 4 * keys * d, t["blocks"], False,
+                   4 * d + 4, 4 * d)
         )  # fmt: skip
         t = traits["BackwardKeysTraits", d, family]
         warps, part = t["key_warp_count"] * t["query_warp_count"], t["query_rows"] // t["query_warp_count"]
@@ -100,7 +106,8 @@ def kernels(traits, family):
         # and, times the lag, to dslope.
         made.append(
             Kernel("backward, keys", d, t["key_rows"], t["query_rows"], 4, 1, 4, 1 + 8 / part,
-                   warps * 2 * (d // 16) * (tiles + 2 * part // 16), 4 * t["query_rows"] * d, t.get("blocks", 1), True, 8 * d + 8, 4 * d + 8)
+                   warps * 2 * (d // 16) * (tiles + 2 * part // 16), 4 * t["query_rows"] * d,
+                   t.get("blocks", 1), True, 8 * d + 8, 4 * d + 8)
         )  # fmt: skip
         t = traits["BackwardQueriesTraits", d, family]
         tiles, keys = t["query_rows"] // (16 * t["warp_count"]), t["key_rows"]
@@ -108,7 +115,8 @@ def kernels(traits, family):
         # slope's FMA.
         made.append(
             Kernel("backward, queries", d, t["query_rows"], keys, 3, 1, 4.5, 1,
-                   t["warp_count"] * (d // 16) * (2 * tiles + 3 * keys // 16), 4 * keys * d, t["blocks"], False, 6 * d + 8, 4 * d)
+                   t["warp_count"] * (d // 16) * (2 * tiles + 3 * keys // 16), 4 * keys * d, t["blocks"],
+                   False, 6 * d + 8, 4 * d)
         )  # fmt: skip
     return made
 
@@ -167,10 +175,12 @@ def tile_table(made):
     for k in made:
         pairs = k.rows * k.columns
         rows.append(
-            [k.name, str(k.head_dim), f"{k.rows} x {k.columns}", f"{k.flops() / 1e6:.2f}", f"{k.exponentials * pairs / 1e3:.1f}",
-             f"{k.fp32 * pairs / 1e3:.1f}", f"+{k.fp32_prior * pairs / 1e3:.1f}", f"{k.shared() / 1024:.0f}", f"{k.copied / 1024:.0f}"]
+            [k.name, str(k.head_dim), f"{k.rows} x {k.columns}", f"{k.flops() / 1e6:.2f}",
+             f"{k.exponentials * pairs / 1e3:.1f}", f"{k.fp32 * pairs / 1e3:.1f}",
+             f"+{k.fp32_prior * pairs / 1e3:.1f}", f"{k.shared() / 1024:.0f}", f"{k.copied / 1024:.0f}"]
         )  # fmt: skip
-    header = ["kernel", "d_h", "tile", "MFLOP", "exponentials, k", "FP32, k", "with the prior, k", "shared memory, KiB", "of it from L2, KiB"]
+    header = ["kernel", "d_h", "tile", "MFLOP", "exponentials, k", "FP32, k", "with the prior, k"]
+    header += ["shared memory, KiB", "of it from L2, KiB"]
     return table(header, rows)
 
 
@@ -212,7 +222,8 @@ def limits_table(made, gpu, length):
         by, overlapped, serial = times(kernel, gpu, length, True)
         rows.append([kernel.name, str(kernel.head_dim), *(f"{seconds * 1e6:.0f}" for seconds in by.values()),
                      f"{overlapped * 1e6:.0f}", f"{serial * 1e6:.0f}"])  # fmt: skip
-    header = ["kernel", "d_h", "tensor", "exponentials", "FP32", "shared memory", "memory", "overlapped", "serial"]
+    header = ["kernel", "d_h", "tensor", "exponentials", "FP32", "shared memory", "memory"]
+    header += ["overlapped", "serial"]
     return table(header, rows)
 
 
@@ -231,26 +242,44 @@ def main():
     traits = read_traits(TRAITS.read_text(encoding="utf-8"))
     made = kernels(traits, "large_shared")
     print("# What the attention kernels should take\n")
-    print("Written by dev/attention_cost.py from kernels/cuda/attention/attention_traits.cuh (sm_80 and sm_90 shapes); nothing here was measured.\n")
-    print("## A tile\n\nFLOPs are those of the padded head dimension; the backward pass forms S and dP in both of its kernels.\n")
+    print(
+        "Written by dev/attention_cost.py from kernels/cuda/attention/attention_traits.cuh (sm_80 and sm_90 "
+        "shapes); nothing here was measured.\n"
+    )
+    print(
+        "## A tile\n\nFLOPs are those of the padded head dimension; the backward pass forms S and dP in both "
+        "of its kernels.\n"
+    )
     print(tile_table(made))
     for gpu in GPUS:
         print(f"## {gpu.name}: TFLOP/s, serial to overlapped\n")
-        print(f"{gpu.tensor_flops / 1e12:.0f} TFLOP/s by mma.sync, {gpu.memory / 1e12:.2f} TB/s. B T = 16,384, H d_h = 2048, causal, deterministic dQ; "
-              "FLOPs as FlashAttention counts them (backward: 2.5 times forward).\n")  # fmt: skip
+        print(
+            f"{gpu.tensor_flops / 1e12:.0f} TFLOP/s by mma.sync, {gpu.memory / 1e12:.2f} TB/s. "
+            "B T = 16,384, H d_h = 2048, causal, deterministic dQ; "
+            "FLOPs as FlashAttention counts them (backward: 2.5 times forward).\n"
+        )
         print(prediction_table(made, gpu))
         print("Microseconds by resource, T = 4096, with the prior:\n")
         print(limits_table(made, gpu, 4096))
     print("## The prior's share of the time, T = 4096\n")
-    print("Lanes are coordinates of q and k that content would have had: they cost nothing here. What is left is the slope and the gradients' sums.\n")
+    print(
+        "Lanes are coordinates of q and k that content would have had: they cost nothing here. What is left "
+        "is the slope and the gradients' sums.\n"
+    )
     print(share_table(made))
     print("## How far to trust it\n")
     forward = passes(made, 64)["forward"]
     overlapped, serial, *_ = rates(forward, GPUS[1], 16384, False)
-    print(f"FlashAttention-2's published forward on H100 (d_h = 64, causal, T = 16k, mma.sync too) is 299 TFLOP/s; for this kernel's shape the model says "
-          f"{serial:.0f} serial and {overlapped:.0f} overlapped. Its published forward + backward there is 284; ours has 14 D FLOPs a pair where it has 10 D, "
-          "the price of a dQ without atomics.")  # fmt: skip
-    print("Not modelled: instructions for addresses, masks and reads of the slope's table, latency at the start of a block, dependence between the steps of one warp.")
+    print(
+        "FlashAttention-2's published forward on H100 (d_h = 64, causal, T = 16k, mma.sync too) is 299 "
+        f"TFLOP/s; for this kernel's shape the model says {serial:.0f} serial and {overlapped:.0f} "
+        "overlapped. Its published forward + backward there is 284; ours has 14 D FLOPs a pair where it has "
+        "10 D, the price of a dQ without atomics."
+    )
+    print(
+        "Not modelled: instructions for addresses, masks and reads of the slope's table, latency at the "
+        "start of a block, dependence between the steps of one warp."
+    )
 
 
 if __name__ == "__main__":

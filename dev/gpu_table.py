@@ -13,11 +13,20 @@ def attention(check):
         for row in section["results"]:
             if row["name"] in ("attention_forward", "attention_backward"):
                 direction = row["name"].split("_")[1]
-                key = (row["d_h"], row["T"], row["causal"], direction, row["prior"], row.get("deterministic", True))
+                key = (
+                    row["d_h"],
+                    row["T"],
+                    row["causal"],
+                    direction,
+                    row["prior"],
+                    row.get("deterministic", True),
+                )
                 ours[key] = row["tflops_per_second"]
     for row in check.get("torch", {}).get("result", {}).get("results", []):
         for direction in ("forward", "backward"):
-            torch[row["backend"], row["d_h"], row["T"], row["causal"], direction] = row.get(f"{direction}_tflops_per_second")
+            torch[row["backend"], row["d_h"], row["T"], row["causal"], direction] = row.get(
+                f"{direction}_tflops_per_second"
+            )
     return ours, torch
 
 
@@ -28,16 +37,30 @@ def number(value):
 def print_attention(check):
     ours, torch = attention(check)
     print("## Attention, TFLOP/s\n")
-    print("bf16, B T = 16,384, H d_h = 2,048; FLOPs 4 B T^2 H d_h, half if causal, 2.5 times that backward. *prior*: slope, lanes and their gradients.\n")
-    print("| d_h | T | | forward | with prior | FlashAttention-2 | cuDNN | backward | with prior | atomic dQ | with prior | FlashAttention-2 | cuDNN |")
+    print(
+        "bf16, B T = 16,384, H d_h = 2,048; FLOPs 4 B T^2 H d_h, half if causal, 2.5 times that backward. "
+        "*prior*: slope, lanes and their gradients.\n"
+    )
+    print(
+        "| d_h | T | | forward | with prior | FlashAttention-2 | cuDNN "
+        "| backward | with prior | atomic dQ | with prior | FlashAttention-2 | cuDNN |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for d_h, length, causal in sorted({key[:3] for key in ours}, key=lambda k: (k[0], not k[2], k[1])):
         shape = (d_h, length, causal)
         cells = [ours.get((*shape, "forward", prior, True)) for prior in (False, True)]
         cells += [torch.get((backend, *shape, "forward")) for backend in ("flash", "cudnn")]
-        cells += [ours.get((*shape, "backward", prior, deterministic)) for deterministic in (True, False) for prior in (False, True)]
+        cells += [
+            ours.get((*shape, "backward", prior, deterministic))
+            for deterministic in (True, False)
+            for prior in (False, True)
+        ]
         cells += [torch.get((backend, *shape, "backward")) for backend in ("flash", "cudnn")]
-        print(f"| {d_h} | {length:,} | {'causal' if causal else 'full'} | " + " | ".join(map(number, cells)) + " |")
+        print(
+            f"| {d_h} | {length:,} | {'causal' if causal else 'full'} | "
+            + " | ".join(map(number, cells))
+            + " |"
+        )
 
 
 def print_kernels(check):
@@ -48,7 +71,9 @@ def print_kernels(check):
         for row in section["results"]:
             if row["name"] in ("attention_forward", "attention_backward"):
                 continue
-            shape = ", ".join(f"{row[key]:,}" if isinstance(row[key], int) else row[key] for key in shown if key in row)
+            shape = ", ".join(
+                f"{row[key]:,}" if isinstance(row[key], int) else row[key] for key in shown if key in row
+            )
             rates = [number(row.get(key)) for key in ("gigabytes_per_second", "tflops_per_second")]
             print(f"| {row['name']} | {shape} | {row['microseconds']:,.0f} | " + " | ".join(rates) + " |")
 
@@ -56,13 +81,21 @@ def print_kernels(check):
 def main():
     check = json.load(open(sys.argv[1]))
     print(f"# {check['gpu'].split(',')[0]}\n")
-    print(f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}. From [the JSON]({sys.argv[1].split('/')[-1]}) by `dev/gpu_table.py`.\n")
+    print(
+        f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}. "
+        f"From [the JSON]({sys.argv[1].split('/')[-1]}) by `dev/gpu_table.py`.\n"
+    )
     print("| part | result | seconds |\n|---|---|---|")
     for name in ("tests", "memcheck", "racecheck", "kernels", "torch", "train"):
         if name in check:
             lines = [line.strip("= ") for line in check[name].get("output", "").splitlines()]
-            said = [line for line in lines if line.startswith(("All tests", "ERROR SUMMARY", "RACECHECK SUMMARY", "trained"))]
-            print(f"| {name} | {'passed' if check[name]['exit'] == 0 else 'FAILED'}. {'; '.join(said)} | {check[name]['seconds']} |")
+            said = [
+                line
+                for line in lines
+                if line.startswith(("All tests", "ERROR SUMMARY", "RACECHECK SUMMARY", "trained"))
+            ]
+            outcome = "passed" if check[name]["exit"] == 0 else "FAILED"
+            print(f"| {name} | {outcome}. {'; '.join(said)} | {check[name]['seconds']} |")
     print()
     print_attention(check)
     print_kernels(check)

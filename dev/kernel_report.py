@@ -1,8 +1,9 @@
 """What nvcc made of the kernels: reads the OBJECT.kernels files that kernels/cuda/keep_report.sh leaves in a
 build directory.
 
-A launcher states its launch in the kernel's declaration: `__launch_bounds__(threads, blocks per SM)`, and with dynamic shared memory
-`state_dynamic_shared<bytes>()` in its body. ptxas keeps the registers within the first; test/test_cuda_build.py checks the rest.
+A launcher states its launch in the kernel's declaration: `__launch_bounds__(threads, blocks per SM)`, and
+with dynamic shared memory `state_dynamic_shared<bytes>()` in its body. ptxas keeps the registers within the
+first; test/test_cuda_build.py checks the rest.
 """
 
 import math
@@ -67,7 +68,8 @@ class Kernel:
         """The blocks an SM can hold, as each of its resources allows."""
         sm = self.limits
         warps = math.ceil(self.threads / 32)
-        a_warp = math.ceil(max(self.registers, 1) * 32 / 256) * 256  # registers come in units of 256 a warp, warps in fours (one for each quarter)
+        # Registers come in units of 256 a warp, warps in fours (one for each quarter).
+        a_warp = math.ceil(max(self.registers, 1) * 32 / 256) * 256
         a_block = math.ceil((self.shared + SHARED_RESERVED) / 128) * 128
         return {
             "registers": (sm.registers // 4 // a_warp * 4) // (math.ceil(warps / 4) * 4),
@@ -87,7 +89,9 @@ def demangled(symbols):
     """Readable names of kernels: no return type, no namespaces, no parameters."""
     if not symbols:
         return []
-    text = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True
+    ).stdout
     return [short_name(line) for line in text.splitlines()]
 
 
@@ -125,8 +129,11 @@ def read_report(path, source):
         elif match := re.search(r"Compiling entry function '(\w+)' for '(\w+)'", line):
             kernel = Kernel(source, match[1], match[2])
             kernels.append(kernel)
-        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            stack, stores, loads = (int(number) for number in match.groups())  # of the kernel, then of each function it calls (pow of CUDA)
+        elif match := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
+            # Of the kernel, then of each function it calls (pow of CUDA).
+            stack, stores, loads = (int(number) for number in match.groups())
             kernel.stack = max(kernel.stack, stack)
             kernel.spill_stores = max(kernel.spill_stores, stores)
             kernel.spill_loads = max(kernel.spill_loads, loads)
@@ -151,5 +158,11 @@ def read_build(build):
     """Every kernel of a build directory, by source, name and architecture. Empty where the build has no cuda
     device."""
     folder = Path(build) / "kernels/cuda/CMakeFiles/goat_cuda.dir"
-    kernels = [kernel for path in sorted(folder.glob("*.kernels")) for kernel in read_report(path, path.name.removesuffix(".o.kernels"))]
-    return sorted(kernels, key=lambda kernel: (kernel.source, kernel.name, int(kernel.architecture.strip("sm_af"))))
+    kernels = [
+        kernel
+        for path in sorted(folder.glob("*.kernels"))
+        for kernel in read_report(path, path.name.removesuffix(".o.kernels"))
+    ]
+    return sorted(
+        kernels, key=lambda kernel: (kernel.source, kernel.name, int(kernel.architecture.strip("sm_af")))
+    )

@@ -4,8 +4,8 @@ that nothing interrupted.
 
     python dev/kill_test.py [--kills 100] [--seed S]
 
-Kills are spread over start-up, training and saving (a checkpoint every third step keeps the program saving much of the time). Exits with 1 if a
-restart fails, the losses differ in one bit, or the final weights do.
+Kills are spread over start-up, training and saving (a checkpoint every third step keeps the program saving
+much of the time). Exits with 1 if a restart fails, the losses differ in one bit, or the final weights do.
 """
 
 import argparse
@@ -64,7 +64,8 @@ def main():
             starts += 1
             process = subprocess.Popen(command(broken), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             try:
-                _, stderr = process.communicate(timeout=generator.uniform(0.01, 1.6 * duration / options.kills))
+                timeout = generator.uniform(0.01, 1.6 * duration / options.kills)
+                _, stderr = process.communicate(timeout=timeout)
                 if process.returncode != 0:
                     sys.exit(f"start {starts} failed with exit code {process.returncode}: {stderr.decode()}")
                 finished = True
@@ -76,7 +77,10 @@ def main():
         ours, theirs = outcome(broken), outcome(whole)
         if ours != theirs:
             sys.exit(f"after {kills} kills the run differs from the unbroken one ({ours[1]} and {theirs[1]})")
-        print(f"{kills} kills, {starts} starts: every restart resumed; losses, final weights and optimizer state are bitwise those of the unbroken run")
+        print(
+            f"{kills} kills, {starts} starts: every restart resumed; losses, final weights and optimizer "
+            "state are bitwise those of the unbroken run"
+        )
         if kills < options.kills:
             sys.exit(f"the run finished after {kills} of {options.kills} kills: raise train.steps")
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Plants small faults, one at a time, and sees whether the tests notice: make mutate, or
 
-    .venv/bin/python dev/mutate.py [--list kernels|host] [--only TEXT] [--plain] [--record dev/results/mutations.md]
+    .venv/bin/python dev/mutate.py [--list kernels|host] [--only TEXT] [--plain]
+                                   [--record dev/results/mutations.md]
 
-dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml those of train/, data/, scripts/ and
-kernels/cpu. The sources stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked in front of that build's
-objects; a Python file is changed in a copy of the tree. Then the tests of the named files run. Fails if fewer than 95 % of a list are noticed, if one
-that is not says nothing in `explained`, if the text of one no longer stands exactly once in its file, if one does not compile, or if a test fails
-without a fault.
+dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml
+those of train/, data/, scripts/ and kernels/cpu. The sources stay as they are. A C++ file is compiled on its
+own, with the command of an existing build, and linked in front of that build's objects; a Python file is
+changed in a copy of the tree. Then the tests of the named files run. Fails if fewer than 95 % of a list are
+noticed, if one that is not says nothing in `explained`, if the text of one no longer stands exactly once in
+its file, if one does not compile, or if a test fails without a fault.
 """
 
 import argparse
@@ -71,7 +73,11 @@ def read_mutations(path, root=REPOSITORY):
         test = entry.pop("test")
         mutation = Mutation(**entry, tests=tuple([test] if isinstance(test, str) else test))
         source = root / mutation.file
-        if not source.is_file() or source.read_text(encoding="utf-8").count(mutation.old) != 1 or mutation.old == mutation.new:
+        if (
+            not source.is_file()
+            or source.read_text(encoding="utf-8").count(mutation.old) != 1
+            or mutation.old == mutation.new
+        ):
             stale.append(str(mutation))
         mutations.append(mutation)
     if stale:
@@ -83,7 +89,10 @@ def write_changed(mutation, folder):
     """The changed file below `folder`, at its place in the tree."""
     changed = folder / mutation.file
     changed.parent.mkdir(parents=True, exist_ok=True)
-    changed.write_text((REPOSITORY / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
+    changed.write_text(
+        (REPOSITORY / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new),
+        encoding="utf-8",
+    )
     return changed
 
 
@@ -99,18 +108,29 @@ class Build:
     def __init__(self, directory, targets, options, current):
         self.directory = directory
         if not current:
-            run(["cmake", "-S", REPOSITORY, "-B", directory, *options], REPOSITORY, f"{directory} cannot be configured")
-            run(["cmake", "--build", directory, "--parallel", str(os.cpu_count()), "--target", *targets], REPOSITORY, f"{directory} does not build")
+            run(
+                ["cmake", "-S", REPOSITORY, "-B", directory, *options],
+                REPOSITORY,
+                f"{directory} cannot be configured",
+            )
+            run(
+                ["cmake", "--build", directory, "--parallel", str(os.cpu_count()), "--target", *targets],
+                REPOSITORY,
+                f"{directory} does not build",
+            )
         self.commands = []  # (target, source, object, words)
         for entry in json.loads((directory / "compile_commands.json").read_text()):
-            words = [word for word in shlex.split(entry["command"]) if word != "-Werror"]  # a fault may leave a name unused
+            # Without -Werror: a fault may leave a name unused.
+            words = [word for word in shlex.split(entry["command"]) if word != "-Werror"]
             output = Path(entry["directory"]) / words[words.index("-o") + 1]
             target = re.search(r"CMakeFiles/(\w+)\.dir/", str(output))[1]
             self.commands.append((target, Path(entry["file"]), output, words))
 
     def executable_of(self, test):
         """The Catch2 program that holds the tests of test/TEST.cpp."""
-        return next((target for target, source, *_ in self.commands if source.name == f"{test}.cpp" and source.parent.name == "test"), None)
+        name = f"{test}.cpp"
+        found = (t for t, file, *_ in self.commands if file.name == name and file.parent.name == "test")
+        return next(found, None)
 
     def link_command(self, name):
         folder = self.directory / "test" if name.endswith("_tests") else self.directory
@@ -126,12 +146,17 @@ class Build:
             if target not in targets:
                 continue
             depends = Path(f"{output}.d")
-            if source == REPOSITORY / file or depends.exists() and re.search(rf"\S*/{re.escape(file)}(?=\s|$)", depends.read_text()):
+            if (
+                source == REPOSITORY / file
+                or depends.exists()
+                and re.search(rf"\S*/{re.escape(file)}(?=\s|$)", depends.read_text())
+            ):
                 yield source, output, words
 
     def make(self, name, mutation, folder, targets):
         """The executable `name` with the mutation, in `folder`."""
-        changed = write_changed(mutation, folder)  # headers are found here first: #include "train/config/config.h"
+        # Headers are found here first: #include "train/config/config.h"
+        changed = write_changed(mutation, folder)
         directory, link = self.link_command(name)
         binary = folder / name
         link[link.index("-o") + 1] = str(binary)
@@ -156,8 +181,8 @@ def how_it_fails(command, directory=REPOSITORY, **environment):
     """A sign of the failure of a test program; empty if it passes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", **environment}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace", env=environment, cwd=directory,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+        errors="replace", env=environment, cwd=directory, start_new_session=True,
     )  # fmt: skip
     try:
         text, _ = process.communicate(timeout=TIME_LIMIT)
@@ -169,18 +194,28 @@ def how_it_fails(command, directory=REPOSITORY, **environment):
         return ""
     for sign in SIGNS:
         if match := re.search(sign, text, re.MULTILINE):
-            return " ".join(match[0].split()).replace(str(REPOSITORY) + "/", "").replace("unexpected exception with message: ", "").replace("|", "/")[:120]
+            return (
+                " ".join(match[0].split())
+                .replace(str(REPOSITORY) + "/", "")
+                .replace("unexpected exception with message: ", "")
+                .replace("|", "/")[:120]
+            )
     return f"exit code {process.returncode}"
 
 
 def run_catch(program, test, device):
     reduced = {"GOAT_TEST_REDUCED": "1"} if Path(program).name == "kernel_tests" else {}
-    return how_it_fails([program, "--filenames-as-tags", f"[#{test}]", "--abort", "--warn", "NoTests"], GOAT_TEST_DEVICES=device, **reduced)
+    return how_it_fails(
+        [program, "--filenames-as-tags", f"[#{test}]", "--abort", "--warn", "NoTests"],
+        GOAT_TEST_DEVICES=device,
+        **reduced,
+    )
 
 
 def run_pytest(tree, test, binary):
     """Of the tests in `tree`, with `binary` as the program."""
-    words = [REPOSITORY / ".venv/bin/python", "-m", "pytest", "-q", "-x", "-rfE", "--tb=line", "-p", "no:cacheprovider", f"test/{test}.py"]
+    words = [REPOSITORY / ".venv/bin/python", "-m", "pytest", "-q", "-x", "-rfE", "--tb=line"]
+    words += ["-p", "no:cacheprovider", f"test/{test}.py"]
     sign = how_it_fails(words, tree, TRAIN_GPT_GOAT=str(binary), PYTHONDONTWRITEBYTECODE="1")
     if sign in ("exit code 4", "exit code 5"):  # usage, no tests
         raise CannotRun(f"pytest {test}: {sign}")
@@ -189,7 +224,13 @@ def run_pytest(tree, test, binary):
 
 def copy_tree(folder):
     """The repository's files without a build, in `folder`."""
-    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     for name in filter(None, listed.split("\0")):
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +248,9 @@ class Trial:
 
     def without_fault(self, test):
         executable = self.build.executable_of(test)
-        return run_catch(self.build.path_of(executable), test, self.device) if executable else run_pytest(REPOSITORY, test, self.binary())
+        if executable:
+            return run_catch(self.build.path_of(executable), test, self.device)
+        return run_pytest(REPOSITORY, test, self.binary())
 
     def binary(self):
         return self.build.path_of("train_gpt_goat")
@@ -227,7 +270,11 @@ class Trial:
                     name = executable or "train_gpt_goat"
                     if name not in made:
                         made[name] = self.build.make(name, mutation, folder, self.extra or EXECUTABLES[name])
-                    sign = run_catch(made[name], test, self.device) if executable else run_pytest(REPOSITORY, test, made[name])
+                    sign = (
+                        run_catch(made[name], test, self.device)
+                        if executable
+                        else run_pytest(REPOSITORY, test, made[name])
+                    )
                 if sign:
                     return test, sign
         return "", ""
@@ -240,13 +287,22 @@ def try_all(mutations, trials, pool):
         if sign:
             raise CannotRun(f"{test} fails without a fault: {sign}")
     rows, outcome, unexplained = [], Counter(), []
-    for mutation, (test, sign) in zip(mutations, pool.map(lambda m: trials[m.build].with_fault(m), mutations)):
+    for mutation, (test, sign) in zip(
+        mutations, pool.map(lambda m: trials[m.build].with_fault(m), mutations)
+    ):
         outcome[bool(sign)] += 1
         if not sign and not mutation.explained:
             unexplained.append(mutation)
         named = test or ", ".join(mutation.tests)
-        rows.append(f"| `{str(mutation).replace('|', '/')}` | {named} | {mutation.build or 'plain'} | {sign or f'**not noticed**: {mutation.explained}'} |")
-        print(f"{'noticed    ' if sign else 'NOT NOTICED'} {mutation} [{named} {mutation.build}] {sign or mutation.explained}", flush=True)
+        rows.append(
+            f"| `{str(mutation).replace('|', '/')}` | {named} | {mutation.build or 'plain'} "
+            f"| {sign or f'**not noticed**: {mutation.explained}'} |"
+        )
+        print(
+            f"{'noticed    ' if sign else 'NOT NOTICED'} {mutation} [{named} {mutation.build}] "
+            f"{sign or mutation.explained}",
+            flush=True,
+        )
     return rows, outcome[True], unexplained
 
 
@@ -256,7 +312,10 @@ TITLES = {"kernels": "The CUDA kernels, on the simulated GPU", "host": "The host
 def record(path, sections):
     """Writes {list: text} to the page; the section of a list that was not tried stays as it is."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    text = "# Faults planted to see whether the tests notice\n\nThe tables are written by `dev/mutate.py --record`: each fault alone, under the tests of one file or a few.\n"
+    text = (
+        "# Faults planted to see whether the tests notice\n\nThe tables are written by "
+        "`dev/mutate.py --record`: each fault alone, under the tests of one file or a few.\n"
+    )
     for name, title in TITLES.items():
         if name in sections:
             text += f"\n## {title}\n\n{sections[name]}"
@@ -266,14 +325,30 @@ def record(path, sections):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--list", choices=LISTS, help="one of the lists (default: both)")
-    parser.add_argument("--only", default="", help="those whose description (file: old -> new) or test holds this text")
-    parser.add_argument("--plain", action="store_true", help="leave out those that take a sanitizer or the race checker")
-    parser.add_argument("--build", type=Path, default=REPOSITORY / "build", help="the plain build (default: build)")
-    parser.add_argument("--build-asan", type=Path, default=REPOSITORY / "build-asan", help="the build of make test-asan")
-    parser.add_argument("--build-race", type=Path, default=REPOSITORY / "build-race", help="the build of make test-race")
-    parser.add_argument("--as-built", action="store_true", help="take the builds as they are, without bringing them up to date")
+    parser.add_argument(
+        "--only", default="", help="those whose description (file: old -> new) or test holds this text"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="leave out those that take a sanitizer or the race checker"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=REPOSITORY / "build", help="the plain build (default: build)"
+    )
+    parser.add_argument(
+        "--build-asan", type=Path, default=REPOSITORY / "build-asan", help="the build of make test-asan"
+    )
+    parser.add_argument(
+        "--build-race", type=Path, default=REPOSITORY / "build-race", help="the build of make test-race"
+    )
+    parser.add_argument(
+        "--as-built",
+        action="store_true",
+        help="take the builds as they are, without bringing them up to date",
+    )
     parser.add_argument("--record", type=Path, help="write the outcome as tables to this page")
     options = parser.parse_args()
     if options.record and (options.only or options.plain):
@@ -284,29 +359,56 @@ def parse_arguments():
 def prepare_build(options, name, lists):
     directory = {"": options.build, "address": options.build_asan, "race": options.build_race}[name]
     if name:
-        return Build(directory.resolve(), ["kernel_tests"], [f"-DGOAT_SANITIZE={name}", "-DGOAT_CUDA=OFF", "-DGOAT_SIMT=ON"], options.as_built)
-    return Build(directory.resolve(), list(EXECUTABLES), ["-DGOAT_SIMT=ON"] if "kernels" in lists else [], options.as_built)
+        return Build(
+            directory.resolve(),
+            ["kernel_tests"],
+            [f"-DGOAT_SANITIZE={name}", "-DGOAT_CUDA=OFF", "-DGOAT_SIMT=ON"],
+            options.as_built,
+        )
+    return Build(
+        directory.resolve(),
+        list(EXECUTABLES),
+        ["-DGOAT_SIMT=ON"] if "kernels" in lists else [],
+        options.as_built,
+    )
 
 
 def main():
     options = parse_arguments()
-    lists = {name: read_mutations(REPOSITORY / path) for name, path in LISTS.items() if options.list in (None, name)}
+    lists = {
+        name: read_mutations(REPOSITORY / path)
+        for name, path in LISTS.items()
+        if options.list in (None, name)
+    }
     for name, mutations in lists.items():
-        lists[name] = [m for m in mutations if options.only in f"{m} {m.tests}" and not (options.plain and m.build)]
+        lists[name] = [
+            m for m in mutations if options.only in f"{m} {m.tests}" and not (options.plain and m.build)
+        ]
     if not any(lists.values()):
         raise CannotRun("no such mutation")
-    builds = {name: prepare_build(options, name, lists) for name in sorted({m.build for mutations in lists.values() for m in mutations})}
+    builds = {
+        name: prepare_build(options, name, lists)
+        for name in sorted({m.build for mutations in lists.values() for m in mutations})
+    }
     failed, sections = False, {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, mutations in lists.items():
             if not mutations:
                 continue
             started = time.monotonic()
-            rows, noticed, unexplained = try_all(mutations, {key: Trial(name, build) for key, build in builds.items()}, pool)
-            summary = f"{noticed} of {len(mutations)} faults noticed ({noticed / len(mutations):.0%}), {time.monotonic() - started:.0f} s"
-            print(f"{name}: {summary}", *(f"  not explained: {mutation}" for mutation in unexplained), sep="\n", flush=True)
+            rows, noticed, unexplained = try_all(
+                mutations, {key: Trial(name, build) for key, build in builds.items()}, pool
+            )
+            share, seconds = noticed / len(mutations), time.monotonic() - started
+            summary = f"{noticed} of {len(mutations)} faults noticed ({share:.0%}), {seconds:.0f} s"
+            notes = [f"  not explained: {mutation}" for mutation in unexplained]
+            print(f"{name}: {summary}", *notes, sep="\n", flush=True)
             failed = failed or noticed < WANTED * len(mutations) or bool(unexplained)
-            sections[name] = f"{summary}.\n\n| fault | noticed by | build | sign |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+            sections[name] = (
+                f"{summary}.\n\n| fault | noticed by | build | sign |\n|---|---|---|---|\n"
+                + "\n".join(rows)
+                + "\n"
+            )
     if options.record:
         record(options.record, sections)
     sys.exit(failed)

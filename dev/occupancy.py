@@ -11,10 +11,15 @@ from kernel_report import read_build  # noqa: E402
 
 HEADER = """# Registers, shared memory and occupancy of the kernels
 
-Written by `dev/occupancy.py` from what ptxas reports (`make cuda`). Threads and blocks per SM are those of `__launch_bounds__`; "fit" is how many blocks
-an SM of the architecture holds, "limit" the resource that allows no more. Occupancy: warps of those blocks / warps an SM can hold.
-Dynamic shared memory is what the kernel states with `state_dynamic_shared` (empty: none).
+Written by `dev/occupancy.py` from what ptxas reports (`make cuda`). Threads and blocks per SM are those of
+`__launch_bounds__`; "fit" is how many blocks an SM of the architecture holds, "limit" the resource that
+allows no more. Occupancy: warps of those blocks / warps an SM can hold. Dynamic shared memory is what the
+kernel states with `state_dynamic_shared` (empty: none).
 """
+COLUMNS = (
+    *("kernel", "architecture", "registers", "spills (bytes stored/loaded)", "static shared"),
+    *("dynamic shared", "threads", "blocks stated", "fit", "occupancy", "limit"),
+)
 
 
 def row(kernel):
@@ -22,10 +27,13 @@ def row(kernel):
     fit = kernel.blocks_that_fit()
     limit = ", ".join(resource for resource, blocks in by_resource.items() if blocks == fit)
     dynamic = "" if kernel.dynamic_shared is None else kernel.dynamic_shared
-    spills = f"{kernel.spill_stores}/{kernel.spill_loads}" if kernel.spill_stores or kernel.spill_loads else "0"
+    spills = (
+        f"{kernel.spill_stores}/{kernel.spill_loads}" if kernel.spill_stores or kernel.spill_loads else "0"
+    )
     return (
-        f"| `{kernel.name}` | {kernel.architecture} | {kernel.registers} | {spills} | {kernel.static_shared} | {dynamic} | {kernel.threads} | "
-        f"{kernel.blocks or ''} | {fit} | {kernel.occupancy():.0%} | {limit} |"
+        f"| `{kernel.name}` | {kernel.architecture} | {kernel.registers} | {spills} "
+        f"| {kernel.static_shared} | {dynamic} | {kernel.threads} "
+        f"| {kernel.blocks or ''} | {fit} | {kernel.occupancy():.0%} | {limit} |"
     )
 
 
@@ -41,8 +49,8 @@ def main():
     for source in sorted({kernel.source for kernel in kernels}):
         lines += [
             f"\n## {source}\n",
-            "| kernel | architecture | registers | spills (bytes stored/loaded) | static shared | dynamic shared | threads | blocks stated | fit | occupancy | limit |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "| " + " | ".join(COLUMNS) + " |",
+            "|" + "---|" * len(COLUMNS),
             *(row(kernel) for kernel in kernels if kernel.source == source),
         ]
     Path(options.out).write_text("\n".join(lines) + "\n")

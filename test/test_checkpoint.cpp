@@ -244,8 +244,8 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
 }
 
 TEST_CASE("safetensors: headers that do not add up are refused, naming the tensor") {
-  const std::string good =
-      R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]}})";
+  const std::string good = R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                           R"("b":{"dtype":"F32","shape":[],"data_offsets":[24,28]}})";
   CHECK(parse_safetensors_header(good, 28, "file").size() == 2);
   CHECK(parse_safetensors_header("{}", 0, "file").empty());
   CHECK_THAT(header_error(good, 27), ContainsSubstring("cut short"));
@@ -266,11 +266,10 @@ TEST_CASE("safetensors: headers that do not add up are refused, naming the tenso
              ContainsSubstring("does not fill"));
   CHECK_THAT(header_error(one(R"("dtype":"F32","shape":[6],"data_offsets":[4,28])"), 28),
              ContainsSubstring("begins at byte 4"));
-  CHECK_THAT(
-      header_error(
-          R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
-          4),
-      ContainsSubstring("begins at byte 0"));
+  CHECK_THAT(header_error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                          R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                          4),
+             ContainsSubstring("begins at byte 0"));
 }
 
 TEST_CASE("manifest: text comes back as it was; anything else is refused") {

@@ -29,7 +29,8 @@ def exceptions_for(kernel):
     return [
         entry
         for entry in EXCEPTIONS
-        if re.fullmatch(entry["kernel"], kernel.name) and re.fullmatch(entry.get("architecture", ".*"), kernel.architecture)
+        if re.fullmatch(entry["kernel"], kernel.name)
+        and re.fullmatch(entry.get("architecture", ".*"), kernel.architecture)
     ]
 
 
@@ -51,12 +52,18 @@ def faults(kernel, exceptions=()):
 
 
 def test_every_kernel_keeps_to_what_its_launch_states(kernels):
-    found = [f"{kernel.source} {kernel.name} {kernel.architecture}: {fault}" for kernel in kernels for fault in faults(kernel, exceptions_for(kernel))]
+    found = [
+        f"{kernel.source} {kernel.name} {kernel.architecture}: {fault}"
+        for kernel in kernels
+        for fault in faults(kernel, exceptions_for(kernel))
+    ]
     assert not found, "\n" + "\n".join(found)
 
 
 def test_every_source_with_kernels_was_read(kernels):
-    with_kernels = {path.name for path in (REPOSITORY / "kernels/cuda").rglob("*.cu") if "__global__" in path.read_text()}
+    with_kernels = {
+        path.name for path in (REPOSITORY / "kernels/cuda").rglob("*.cu") if "__global__" in path.read_text()
+    }
     assert with_kernels - {kernel.source for kernel in kernels} == set()
 
 
@@ -73,7 +80,15 @@ def test_every_exception_is_needed(kernels):
 
 
 def test_planted_faults_are_seen():
-    good = dict(source="a.cu", symbol="a", architecture="sm_80", registers=128, threads=256, blocks=2, dynamic_shared=80 * 1024)
+    good = dict(
+        source="a.cu",
+        symbol="a",
+        architecture="sm_80",
+        registers=128,
+        threads=256,
+        blocks=2,
+        dynamic_shared=80 * 1024,
+    )
     assert list(faults(Kernel(**good))) == []
     for change, words in [
         (dict(registers=136), "registers allow 1"),
@@ -119,49 +134,89 @@ ptxas info    : Used 10 registers, used 0 barriers
 """
     )
     empty, scale, plain = read_report(report, "scale.cu")
-    assert [(kernel.name, kernel.architecture) for kernel in (empty, scale, plain)] == [("scale<float>", "sm_80"), ("scale<float>", "sm_90a"), ("plain", "sm_90a")]
-    assert (empty.threads, empty.blocks, empty.dynamic_shared, empty.takes_dynamic_shared, empty.registers) == (128, None, None, False, 4)
-    assert (scale.threads, scale.blocks, scale.dynamic_shared, scale.takes_dynamic_shared) == (128, 4, 1234, True)
-    assert (scale.registers, scale.stack, scale.spill_stores, scale.spill_loads, scale.static_shared) == (18, 8, 16, 24, 2048)
-    assert (plain.threads, plain.blocks, plain.dynamic_shared, plain.takes_dynamic_shared) == (None, None, None, False)
+    assert [(kernel.name, kernel.architecture) for kernel in (empty, scale, plain)] == [
+        ("scale<float>", "sm_80"),
+        ("scale<float>", "sm_90a"),
+        ("plain", "sm_90a"),
+    ]
+    assert (
+        empty.threads,
+        empty.blocks,
+        empty.dynamic_shared,
+        empty.takes_dynamic_shared,
+        empty.registers,
+    ) == (128, None, None, False, 4)
+    assert (scale.threads, scale.blocks, scale.dynamic_shared, scale.takes_dynamic_shared) == (
+        128,
+        4,
+        1234,
+        True,
+    )
+    assert (scale.registers, scale.stack, scale.spill_stores, scale.spill_loads, scale.static_shared) == (
+        18,
+        8,
+        16,
+        24,
+        2048,
+    )
+    assert (plain.threads, plain.blocks, plain.dynamic_shared, plain.takes_dynamic_shared) == (
+        None,
+        None,
+        None,
+        False,
+    )
     assert plain.registers == 10
 
 
-# ------------------------------------------------------------------------------------------------------------------ symbol tables
+# -------------------------------------------------------------------------------- symbol tables
 
 
 def defined_symbols(library):
     """{mangled: readable} of the global and weak symbols a static library defines."""
     names = []
-    for line in subprocess.run(["nm", "--defined-only", "--extern-only", library], capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        ["nm", "--defined-only", "--extern-only", library], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         if match := re.fullmatch(r"[0-9a-f]+ [A-Zu] (\S+)", line):
             names.append(match[1])
-    readable = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.splitlines()
+    readable = subprocess.run(
+        ["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return dict(zip(names, readable, strict=True))
 
 
 def of_the_standard_library(readable):
     """Instantiations for standard types alone are the same code in both builds."""
     name = re.sub(r"^(?:typeinfo for|typeinfo name for|vtable for|VTT for|guard variable for) ", "", readable)
-    return bool(re.match(r"(?:[\w:<>,*& ]+ )?(?:std|__gnu_cxx|operator new|operator delete)\b", name)) and "on_simt" not in name
+    return (
+        bool(re.match(r"(?:[\w:<>,*& ]+ )?(?:std|__gnu_cxx|operator new|operator delete)\b", name))
+        and "on_simt" not in name
+    )
 
 
 # Of headers outside kernels/cuda: the common base class and inline functions, the same text for the same
 # host compiler. DW.ref: pointers to type_info and
 # the like, for exceptions; what they point to is listed under its own name.
 SHARED_WITH_THE_REST = re.compile(
-    r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Device|Tensor|Allocation|DeviceBuffer)\b(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
+    r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Device|Tensor|Allocation|DeviceBuffer)\b"
+    r"(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
 )
 
 
 def unexplained(shared):
-    return sorted(name for name in shared if not of_the_standard_library(name) and not SHARED_WITH_THE_REST.fullmatch(name))
+    return sorted(
+        name
+        for name in shared
+        if not of_the_standard_library(name) and not SHARED_WITH_THE_REST.fullmatch(name)
+    )
 
 
 def is_simulated(readable):
     """Whether a symbol says that it is of the simulation: by its namespace, or in assembly and the hooks of
     the race checker by its name."""
-    return bool(re.search(r"\bgoat::on_simt::", readable) or re.match(r"__tsan_\w+$|(?:goat_)?simt_\w+$", readable))
+    return bool(
+        re.search(r"\bgoat::on_simt::", readable) or re.match(r"__tsan_\w+$|(?:goat_)?simt_\w+$", readable)
+    )
 
 
 def library_of(target):
@@ -184,8 +239,22 @@ def test_the_simulated_build_has_no_name_of_cuda():
 
 
 def test_planted_symbols_are_seen():
-    for name in ["goat::divide_up(long, long)", "float warp_sum<float>(float)", "atomicAdd(float*, float)", "cudaMalloc", "__expf", "goat::on_cuda::open_device()"]:
+    for name in [
+        "goat::divide_up(long, long)",
+        "float warp_sum<float>(float)",
+        "atomicAdd(float*, float)",
+        "cudaMalloc",
+        "__expf",
+        "goat::on_cuda::open_device()",
+    ]:
         assert unexplained([name]) == [name] and not is_simulated(name)
-    for name in ["std::vector<double, std::allocator<double> >::~vector()", "void std::swap<int>(int&, int&)", "typeinfo for goat::Device"]:
+    for name in [
+        "std::vector<double, std::allocator<double> >::~vector()",
+        "void std::swap<int>(int&, int&)",
+        "typeinfo for goat::Device",
+    ]:
         assert unexplained([name]) == []
-    assert is_simulated("void goat::on_simt::enqueue_norm_backward<float, true>(CUstream_st*, goat::on_simt::NormBackward<float> const&, float*)")
+    assert is_simulated(
+        "void goat::on_simt::enqueue_norm_backward<float, true>(CUstream_st*, "
+        "goat::on_simt::NormBackward<float> const&, float*)"
+    )

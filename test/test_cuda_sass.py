@@ -1,8 +1,9 @@
 """The tensor-core attention kernels as nvcc compiled them, against attention_traits.cuh: what ptxas reports
-against each shape's budget, and the
-instructions in the machine code against the counts that the comments of kernels/cuda/attention/attention_*.cu derive by hand.
+against each shape's budget, and the instructions in the machine code against the counts that the comments of
+kernels/cuda/attention/attention_*.cu derive by hand.
 
-The traits' numbers come from a program compiled here against the header; registers and machine code from the objects of the build in GOAT_BUILD.
+The traits' numbers come from a program compiled here against the header; registers and machine code from the
+objects of the build in GOAT_BUILD.
 """
 
 import os
@@ -28,7 +29,7 @@ FAMILIES = ("large_shared", "small_shared")
 HEAD_DIMS = (32, 64, 128)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the traits
+# -------------------------------------------------------------------------------- the traits
 
 PRINT_TRAITS = """
 #include <cstdio>
@@ -37,12 +38,16 @@ using namespace goat::GOAT_TARGET;
 
 template <int D, Family family, class Shape>
 void print(const char* pass) {
-  std::printf("shape %s %d %d D=%d keys=%d queries=%d threads=%d shared=%d", pass, D, static_cast<int>(family), Shape::head_dim, Shape::keys,
-              Shape::queries, Shape::threads, Shape::shared_bytes);
+  std::printf("shape %s %d %d D=%d keys=%d queries=%d threads=%d shared=%d", pass, D,
+              static_cast<int>(family), Shape::head_dim, Shape::keys, Shape::queries, Shape::threads,
+              Shape::shared_bytes);
   if constexpr (requires { Shape::row_tiles; }) std::printf(" row_tiles=%d", Shape::row_tiles);
-  if constexpr (requires { Shape::key_tiles; }) std::printf(" key_tiles=%d warp_queries=%d", Shape::key_tiles, Shape::warp_queries);
-  if constexpr (requires { Shape::ds_bytes; }) std::printf(" ds=%d has_dq=%d", 2 * Shape::ds_bytes, has_dq_form<D, family>);
-  if constexpr (requires { Shape::blocks_per_multiprocessor; }) std::printf(" blocks=%d", Shape::blocks_per_multiprocessor);
+  if constexpr (requires { Shape::key_tiles; })
+    std::printf(" key_tiles=%d warp_queries=%d", Shape::key_tiles, Shape::warp_queries);
+  if constexpr (requires { Shape::ds_bytes; })
+    std::printf(" ds=%d has_dq=%d", 2 * Shape::ds_bytes, has_dq_form<D, family>);
+  if constexpr (requires { Shape::blocks_per_multiprocessor; })
+    std::printf(" blocks=%d", Shape::blocks_per_multiprocessor);
   std::printf("\\n");
 }
 template <int D, Family family>
@@ -78,7 +83,11 @@ class Traits:
 def cuda_headers():
     """A folder with cuda_runtime.h: the toolkit's or that of scripts/setup.sh."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    folders = [Path(nvcc).resolve().parent.parent / "include", Path("/usr/include"), *(REPOSITORY / ".venv").glob(f"{WHEELS}/include")]
+    folders = [
+        Path(nvcc).resolve().parent.parent / "include",
+        Path("/usr/include"),
+        *(REPOSITORY / ".venv").glob(f"{WHEELS}/include"),
+    ]
     return next((folder for folder in folders if (folder / "cuda_runtime.h").exists()), None)
 
 
@@ -91,20 +100,23 @@ def traits(tmp_path_factory):
     numbers = ", ".join(name.removeprefix("sm_") for name in ARCHITECTURES)
     source = PRINT_TRAITS.replace("ARCHITECTURES", numbers)
     subprocess.run(
-        ["c++", "-std=c++20", "-fno-strict-aliasing", "-isystem", headers, "-I", REPOSITORY, "-x", "c++", "-", "-o", program],
+        ["c++", "-std=c++20", "-fno-strict-aliasing", "-isystem", headers, "-I", REPOSITORY,
+         "-x", "c++", "-", "-o", program],
         input=source, text=True, check=True,
     )  # fmt: skip
     shapes, compiled = {}, set()
     for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
         kind, *words = line.split()
         if kind == "shape":
-            shapes[words[0], int(words[1]), FAMILIES[int(words[2])]] = {name: int(value) for name, value in (word.split("=") for word in words[3:])}
+            shapes[words[0], int(words[1]), FAMILIES[int(words[2])]] = {
+                name: int(value) for name, value in (word.split("=") for word in words[3:])
+            }
         else:
             compiled.add(("sm_" + words[0], FAMILIES[int(words[1])]))
     return Traits(shapes, compiled)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the kernels
+# -------------------------------------------------------------------------------- the kernels
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,9 @@ class Form:
     def of(cls, name):
         """From the name that dev/kernel_report.py gives; None for other kernels."""
         match = re.fullmatch(r"attention_(\w+)_kernel<(\d+), \(Family\)(\d), (\w+)(?:, (\w+))?>", name)
-        return match and cls(match[1], int(match[2]), FAMILIES[int(match[3])], match[4] == "true", match[5] == "false")
+        return match and cls(
+            match[1], int(match[2]), FAMILIES[int(match[3])], match[4] == "true", match[5] == "false"
+        )
 
 
 def forms_of(traits):
@@ -150,7 +164,10 @@ def budget_faults(kernel, form, shape):
     stated = {
         "threads": (kernel.threads, shape["threads"]),
         "blocks per SM": (kernel.blocks or 1, blocks),
-        "dynamic shared memory": (kernel.dynamic_shared, shape["shared"] + (shape["ds"] if form.adds_dq else 0)),
+        "dynamic shared memory": (
+            kernel.dynamic_shared,
+            shape["shared"] + (shape["ds"] if form.adds_dq else 0),
+        ),
         "static shared memory": (kernel.static_shared, 0),
     }
     for what, (found, wanted) in stated.items():
@@ -172,7 +189,11 @@ def is_empty(form, architecture, traits):
 
 def test_every_form_is_compiled_once_for_each_architecture(kernels, traits):
     forms = Counter((form, kernel.architecture) for kernel in kernels if (form := Form.of(kernel.name)))
-    wanted = Counter((form, architecture) for form in forms_of(traits) for architecture in {kernel.architecture for kernel in kernels})
+    wanted = Counter(
+        (form, architecture)
+        for form in forms_of(traits)
+        for architecture in {kernel.architecture for kernel in kernels}
+    )
     assert forms == wanted
 
 
@@ -186,7 +207,7 @@ def test_ptxas_keeps_to_the_budgets_of_the_traits(kernels, traits):
     assert not found, "\n" + "\n".join(found)
 
 
-# ------------------------------------------------------------------------------------------------------------------ instructions
+# -------------------------------------------------------------------------------- instructions
 
 # A fragment by ldmatrix.x4, four plain or four transposed 8 x 8 matrices; one mma.m16n8k16; one cp.async of
 # 16 bytes.
@@ -199,11 +220,14 @@ def step_counts(walk, shape):
     reads B transposed, n D/16 times."""
     d = shape["D"] // 16
     if walk == "backward_keys":
-        t, n, walked, plain, transposed = shape["key_tiles"], shape["warp_queries"] // 16, shape["queries"], 2, 2
+        t, n, walked = shape["key_tiles"], shape["warp_queries"] // 16, shape["queries"]
+        plain, transposed = 2, 2
     else:
-        t, n, walked, plain, transposed = shape["row_tiles"], shape["keys"] // 16, shape["keys"], 1 if walk == "forward" else 2, 1
-    mma = 2 * t * n * d * (plain + transposed)
-    return Counter({MMA: mma, PLAIN: plain * (t + n) * d, TRANSPOSED: transposed * n * d, COPY: copies(2 * walked, shape)})
+        t, n, walked = shape["row_tiles"], shape["keys"] // 16, shape["keys"]
+        plain, transposed = 1 if walk == "forward" else 2, 1
+    mma = {MMA: 2 * t * n * d * (plain + transposed)}
+    loads = {PLAIN: plain * (t + n) * d, TRANSPOSED: transposed * n * d}
+    return Counter(mma | loads | {COPY: copies(2 * walked, shape)})
 
 
 def copies(rows, shape):
@@ -213,9 +237,12 @@ def copies(rows, shape):
 
 def kernel_counts(form, shape):
     """The loop's body with and without a mask; before it the copies of the block's own rows and of the first
-    step's. With dQ, S K of a step is formed
-    in the next one: in both bodies and after the loop."""
-    own = {"forward": shape["queries"], "backward_keys": 2 * shape["keys"], "backward_queries": 2 * shape["queries"]}[form.walk]
+    step's. With dQ, S K of a step is formed in the next one: in both bodies and after the loop."""
+    own = {
+        "forward": shape["queries"],
+        "backward_keys": 2 * shape["keys"],
+        "backward_queries": 2 * shape["queries"],
+    }[form.walk]
     step = step_counts(form.walk, shape)
     counts = step + step + Counter({COPY: copies(own, shape) + step[COPY]})
     if form.adds_dq:  # a warp takes 16 queries and D/2 coordinates, over all keys
@@ -234,7 +261,9 @@ def count_instructions(listing):
     counts = {}
     architecture = symbol = None
     instruction = rf"/\*[0-9a-f]{{4,}}\*/ +(?:@\S+ +)?((?:{COUNTED})[\w.]*)"
-    for match in re.finditer(rf"^[ \t]*(?:code for (\w+)|Function : (\S+)|{instruction})", listing, re.MULTILINE):
+    for match in re.finditer(
+        rf"^[ \t]*(?:code for (\w+)|Function : (\S+)|{instruction})", listing, re.MULTILINE
+    ):
         if match[1]:
             architecture = match[1]
         elif match[2]:
@@ -261,10 +290,15 @@ def machine_code(kernels):
     environment = {**os.environ, "PATH": f"{Path(tool).parent}:{os.environ['PATH']}"}
     counts = {}
     for walk in PASSES:
-        listing = subprocess.run([tool, "-sass", object_of(walk)], capture_output=True, text=True, check=True, env=environment).stdout
+        listing = subprocess.run(
+            [tool, "-sass", object_of(walk)], capture_output=True, text=True, check=True, env=environment
+        ).stdout
         found = count_instructions(listing)
         names = demangled([symbol for symbol, _ in found])
-        counts |= {(name, architecture): counter for name, ((_, architecture), counter) in zip(names, found.items(), strict=True)}
+        counts |= {
+            (name, architecture): counter
+            for name, ((_, architecture), counter) in zip(names, found.items(), strict=True)
+        }
     return counts
 
 
@@ -276,9 +310,16 @@ def test_the_machine_code_has_the_instructions_of_the_formulas(kernels, machine_
             assert not counts, (name, architecture, counts)
             continue
         if form.adds_dq:  # by atomics, of which the deterministic forms have none
-            assert any(re.match("RED|ATOM", instruction) for instruction in counts), (name, architecture, counts)
-            counts = Counter({instruction: count for instruction, count in counts.items() if not re.match("RED|ATOM", instruction)})
-        assert counts == kernel_counts(form, traits.shapes[form.walk, form.head_dim, form.family]), (name, architecture)
+            assert any(re.match("RED|ATOM", instruction) for instruction in counts), (
+                name,
+                architecture,
+                counts,
+            )
+            counts = Counter({name: n for name, n in counts.items() if not re.match("RED|ATOM", name)})
+        assert counts == kernel_counts(form, traits.shapes[form.walk, form.head_dim, form.family]), (
+            name,
+            architecture,
+        )
 
 
 def commented_counts(walk):
@@ -286,17 +327,25 @@ def commented_counts(walk):
     comment."""
     text = (REPOSITORY / f"kernels/cuda/attention/attention_{walk}.cu").read_text()
     rows = {}
-    for match in re.finditer(r"^//   D = (\d+)(?:, (\w+_shared))?(, with dQ)?: HMMA (\d+), LDSM (\d+), LDGSTS (\d+)$", text, re.MULTILINE):
+    for match in re.finditer(
+        r"^//   D = (\d+)(?:, (\w+_shared))?(, with dQ)?: HMMA (\d+), LDSM (\d+), LDGSTS (\d+)$",
+        text,
+        re.MULTILINE,
+    ):
         for family in FAMILIES if match[2] is None else (match[2],):
             assert (int(match[1]), family, bool(match[3])) not in rows
-            rows[int(match[1]), family, bool(match[3])] = dict(HMMA=int(match[4]), LDSM=int(match[5]), LDGSTS=int(match[6]))
+            rows[int(match[1]), family, bool(match[3])] = dict(
+                HMMA=int(match[4]), LDSM=int(match[5]), LDGSTS=int(match[6])
+            )
     return rows
 
 
 @pytest.mark.parametrize("walk", PASSES)
 def test_the_comments_state_the_counts(walk, traits):
     wanted = {
-        (form.head_dim, form.family, form.adds_dq): totals(kernel_counts(form, traits.shapes[walk, form.head_dim, form.family]))
+        (form.head_dim, form.family, form.adds_dq): totals(
+            kernel_counts(form, traits.shapes[walk, form.head_dim, form.family])
+        )
         for form in forms_of(traits)
         if form.walk == walk
     }
@@ -318,13 +367,24 @@ Fatbin elf code:
         /*0010*/               @P1 HMMA.16816.F32.BF16 R4, R8, R12, R4 ;       /* 0x0000000c0804723c */
         /*0020*/              @!UP0 UIADD3 UR4, UR4, 0x1, URZ ;                /* 0x0000000104047890 */
 """
-    assert count_instructions(listing) == {("_Z1av", "sm_80"): {PLAIN: 1, COPY: 1}, ("_Z1av", "sm_90a"): {MMA: 2}}
+    assert count_instructions(listing) == {
+        ("_Z1av", "sm_80"): {PLAIN: 1, COPY: 1},
+        ("_Z1av", "sm_90a"): {MMA: 2},
+    }
 
 
 def test_planted_faults_are_seen(traits):
     form = Form("forward", 64, "large_shared", False)
     shape = traits.shapes["forward", 64, "large_shared"]
-    good = dict(source="a.cu", symbol="a", architecture="sm_80", registers=255, threads=128, blocks=2, dynamic_shared=shape["shared"])
+    good = dict(
+        source="a.cu",
+        symbol="a",
+        architecture="sm_80",
+        registers=255,
+        threads=128,
+        blocks=2,
+        dynamic_shared=shape["shared"],
+    )
     assert list(budget_faults(Kernel(**good), form, shape)) == []
     for change, words in [
         (dict(threads=256, registers=128), "threads: 256"),

@@ -1,4 +1,4 @@
-"""The house: which folder may include which, and how many sources one holds."""
+"""The house: which folder may include which, how many sources one holds, and how long their lines are."""
 
 import re
 from collections import defaultdict
@@ -21,22 +21,38 @@ FLOORS = [
     "train/commands",
 ]
 MOST_SOURCES = 13  # of a folder in train/
+TOP = ("train_gpt_goat.cu", "data", "dev", "kernels", "scripts", "test", "train")
+CPP = (".h", ".cpp", ".cu", ".cuh")
+MOST_COLUMNS = 110
 
 
 def floor_of(path):
     return max((floor for floor in FLOORS if path.startswith(floor + "/")), key=len, default=None)
 
 
+def sources(tops, suffixes):
+    """(path from the root of the repository, text) of each."""
+    for root in (REPOSITORY / top for top in tops):
+        for path in [root] if root.is_file() else sorted(root.rglob("*")):
+            if path.suffix in suffixes:
+                yield str(path.relative_to(REPOSITORY)), path.read_text(encoding="utf-8")
+
+
 def includes():
     """{file: the files of this repository that it includes}"""
-    found = {}
-    for top in ("train_gpt_goat.cu", "train", "data", "kernels"):
-        root = REPOSITORY / top
-        for path in [root] if root.is_file() else sorted(root.rglob("*")):
-            if path.suffix in (".h", ".cpp", ".cu", ".cuh"):
-                names = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
-                found[str(path.relative_to(REPOSITORY))] = names
-    return found
+    return {
+        path: re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)
+        for path, text in sources(("train_gpt_goat.cu", "train", "data", "kernels"), CPP)
+    }
+
+
+def long_lines(files):
+    return [
+        f"{path}:{number}: {len(line)} columns"
+        for path, text in files
+        for number, line in enumerate(text.split("\n"), start=1)
+        if len(line) > MOST_COLUMNS
+    ]
 
 
 def wrong_arrows(graph):
@@ -76,6 +92,14 @@ def cycle_in(graph):
     return next((circle for path in graph if (circle := visit(path))), None)
 
 
+def test_no_line_is_too_long_to_stand_beside_another():
+    assert long_lines(sources(TOP, (*CPP, ".py"))) == []
+
+
+def test_a_long_line_is_seen():
+    assert long_lines([("a.py", "x" * 110 + "\n"), ("b.h", "y\n" + "ü" * 111)]) == ["b.h:2: 111 columns"]
+
+
 def test_no_arrow_runs_up_the_house():
     assert not list(wrong_arrows(includes()))
 
@@ -85,12 +109,12 @@ def test_no_file_includes_itself_by_a_detour():
 
 
 def test_every_file_of_train_stands_in_a_room_that_can_be_overlooked():
-    sources = defaultdict(list)
+    rooms = defaultdict(list)
     for path in (REPOSITORY / "train").rglob("*"):
         if path.suffix in (".h", ".cpp"):
-            sources[str(path.parent.relative_to(REPOSITORY))].append(path.name)
-    assert set(sources) == {floor for floor in FLOORS if floor.startswith("train/")}
-    for room, names in sources.items():
+            rooms[str(path.parent.relative_to(REPOSITORY))].append(path.name)
+    assert set(rooms) == {floor for floor in FLOORS if floor.startswith("train/")}
+    for room, names in rooms.items():
         assert len([name for name in names if name.endswith(".cpp")]) <= MOST_SOURCES, room
 
 

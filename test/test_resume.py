@@ -329,7 +329,9 @@ def test_the_program_takes_no_more_memory_than_is_printed(binary, tmp_path, sett
     """Peak resident memory of a run, less that of the same program with next to no model: at most 3 % above
     the plan.
 
-    (Less is possible: some systems give untouched zero pages back. test_model.cpp compares plan and allocations exactly.)"""
+    (Less is possible: some systems give untouched zero pages back. test_model.cpp compares plan and
+    allocations exactly.)
+    """
     peaks, plans = [], []
     for name, changes in {"small": {}, "large": {"train.batch": 2} | settings}.items():
         command = [

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from test_train import TINY, changed, flags, metrics_of
 from prepared import write_shard
 
+
 def on_shards(folder, *, out, **changes):
     settings = TINY | {"data.source": "shards", "data.train": f"{folder}/train*.bin", "data.block": "window"}
     return ["--config", "copy_mixture", "--out", out, *flags(changed(settings, changes))]

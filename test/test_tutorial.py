@@ -10,7 +10,9 @@ TUTORIAL = REPOSITORY / "dev/attention.md"
 
 
 def test_the_python_of_the_tutorial_holds():
-    blocks = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert len(blocks) == 5 and sum("assert" in block for block in blocks) == 4
     exec(compile("\n".join(blocks), TUTORIAL, "exec"), {})
 

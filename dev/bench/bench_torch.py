@@ -5,8 +5,8 @@ against.
   bench_torch.py --form eager     attention written out: q k^T, mask, softmax, times v
   bench_torch.py --form sdpa      torch.nn.functional.scaled_dot_product_attention
 
-Both have a tied head, a padded vocabulary, GELU in its tanh form and AdamW; none has a prior. OMP_NUM_THREADS sets the threads.
-The last line is "ms_per_step X tokens_per_second Y", medians over the timed steps.
+Both have a tied head, a padded vocabulary, GELU in its tanh form and AdamW; none has a prior. OMP_NUM_THREADS
+sets the threads. The last line is "ms_per_step X tokens_per_second Y", medians over the timed steps.
 """
 
 import argparse
@@ -79,9 +79,13 @@ def timed_step(model, optimizer, batch, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--form", choices=["eager", "sdpa"], default="sdpa")
-    parser.add_argument("--fused", action="store_true", help="AdamW as one fused operation (not PyTorch's default on a CPU)")
+    parser.add_argument(
+        "--fused", action="store_true", help="AdamW as one fused operation (not PyTorch's default on a CPU)"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
@@ -91,11 +95,19 @@ def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
     torch.manual_seed(0)
     model = Gpt(fused_attention if options.form == "sdpa" else written_out_attention, options.length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=options.fused or None)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=options.fused or None
+    )
     step = torch.compile(model) if options.compile else model
-    seconds = [timed_step(step, optimizer, options.batch, options.length) for _ in range(WARM_UP_STEPS + options.steps)]
+    seconds = [
+        timed_step(step, optimizer, options.batch, options.length)
+        for _ in range(WARM_UP_STEPS + options.steps)
+    ]
     median = statistics.median(seconds[WARM_UP_STEPS:])
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.form}, T {options.length}, B {options.batch}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.form}, T {options.length}, "
+        f"B {options.batch}"
+    )
     print(f"ms_per_step {1e3 * median:.1f} tokens_per_second {options.batch * options.length / median:.1f}")
 
 

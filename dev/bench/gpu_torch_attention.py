@@ -4,8 +4,9 @@ there: FlashAttention-2, cuDNN, efficient.
 
   gpu_torch_attention.py --output torch_attention.json
 
-bf16, B T = 16,384 tokens, H d_h = 2048, causal, and one non-causal length. FLOPs as in FlashAttention's benchmark: 4 B T^2 H d_h, half of it if
-causal; backward 2.5 times that. q, k and v are views of one packed [B, T, 3, H, d_h], as in the trainer; no prior: none of the backends has one.
+bf16, B T = 16,384 tokens, H d_h = 2048, causal, and one non-causal length. FLOPs as in FlashAttention's
+benchmark: 4 B T^2 H d_h, half of it if causal; backward 2.5 times that. q, k and v are views of one packed
+[B, T, 3, H, d_h], as in the trainer; no prior: none of the backends has one.
 """
 
 import argparse
@@ -30,7 +31,11 @@ def backends(torch):
     from torch.nn.attention import SDPBackend
 
     names = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
-    return {name: getattr(SDPBackend, attribute) for name, attribute in names.items() if hasattr(SDPBackend, attribute)}
+    return {
+        name: getattr(SDPBackend, attribute)
+        for name, attribute in names.items()
+        if hasattr(SDPBackend, attribute)
+    }
 
 
 def seconds_of(torch, call):
@@ -97,7 +102,9 @@ def measure(torch, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", help="file for the JSON (default: standard output)")
     parser.add_argument("--seconds", type=float, default=25, help="after which the rest is left out")
     options = parser.parse_args()
@@ -105,7 +112,11 @@ def main():
     if torch is None:
         report = {"torch": None, "reason": reason, "results": []}
     else:
-        report = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "device": torch.cuda.get_device_name()}
+        report = {
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(),
+            "device": torch.cuda.get_device_name(),
+        }
         try:
             report["results"] = measure(torch, options.seconds)
         except Exception as error:

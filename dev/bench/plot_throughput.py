@@ -20,15 +20,17 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
-SUMMARY = re.compile(r"attention (\w+), T (\d+), B (\d+): ([\d.]+) ms a step, ([\d.]+) tokens/s, ([\d.]+) GFLOP/s, ([\d.]+) %")
+SUMMARY = re.compile(
+    r"attention (\w+), T (\d+), B (\d+): ([\d.]+) ms a step, ([\d.]+) tokens/s, ([\d.]+) GFLOP/s, ([\d.]+) %"
+)
 COLUMNS = ["attention", "length", "batch", "ms", "tokens_per_second", "gflops", "percent_of_sgemm"]
 
 
 def measure(program, tokens, steps, clock):
     points, machine = [], ""
     for length in LENGTHS:
-        command = [program, "--brief", "--attention", "both", "--clock", clock, "--warm-up", "1", "--steps", str(steps)]
-        command += ["--length", str(length), "--batch", str(tokens // length)]
+        command = [program, "--brief", "--attention", "both", "--clock", clock, "--warm-up", "1"]
+        command += ["--steps", str(steps), "--length", str(length), "--batch", str(tokens // length)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         print(output, end="", flush=True)
         machine = output.splitlines()[0].split(";")[0]
@@ -54,12 +56,16 @@ def draw(result, path):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.suptitle(f"6 layers, C = 384, GPT-2 vocabulary, fp32: {result['machine']} ({result['clock']} time)", fontsize=9)
+    figure.suptitle(
+        f"6 layers, C = 384, GPT-2 vocabulary, fp32: {result['machine']} ({result['clock']} time)", fontsize=9
+    )
     figure.savefig(path, dpi=130)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program", help="bench_step")
     parser.add_argument("figure", type=Path, help="the PNG to write")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens a step; a multiple of 8192")
@@ -71,7 +77,10 @@ def main():
         sys.exit(f"--tokens {options.tokens}: expected a multiple of {LENGTHS[-1]}")
     numbers = options.figure.with_suffix(".json")
     if not options.redraw:
-        numbers.write_text(json.dumps(measure(options.program, options.tokens, options.steps, options.clock), indent=1) + "\n")
+        numbers.write_text(
+            json.dumps(measure(options.program, options.tokens, options.steps, options.clock), indent=1)
+            + "\n"
+        )
     draw(json.loads(numbers.read_text()), options.figure)
 
 

@@ -25,7 +25,8 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:" --samples 3
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt-file start.txt --temperature 0.8
 
-Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal after saving.
+Exit codes: 0 done, 1 runtime failure, 2 bad usage or config, 3 bad data or checkpoint, 4 stopped by a signal
+after saving.
 )";
 
 constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
