@@ -1,5 +1,5 @@
-// The whole GPT in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's additive
-// form: no lanes, T x T matrices).
+// The whole model in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's
+// additive form: no lanes, T x T matrices): gpt and llama blocks, every attention, a tied or an untied head.
 #pragma once
 
 #include <map>

@@ -1,0 +1,32 @@
+// The layers of a model in float64, naive and forward only. Matrices are row-major.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace goat::test {
+
+using Matrix = std::vector<double>;
+
+// x W^T + b for each row of x [rows, inputs]; W is [outputs, inputs], b is [outputs] or empty.
+Matrix linear(const Matrix& x, const Matrix& weight, const Matrix& bias, std::int64_t inputs);
+
+// Both take rows of weight.size() columns.
+Matrix layernorm(const Matrix& x, const Matrix& weight, const Matrix& bias);
+Matrix rmsnorm(const Matrix& x, const Matrix& weight);
+
+double gelu(double x);  // tanh form
+double silu(double x);
+
+// The rotary embedding, rotate-half form: in each head of x [T, H, d_h] the pair (x_r, x_{r + d_h/2}),
+// r < d_h/2, of the row at position p is turned by the angle p * base^(-2r/d_h). The first row is at
+// first_position.
+Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base,
+               std::int64_t first_position = 0);
+
+// Causal attention of one sequence of T rows: q and k are [T, H, d_c], v and the result are [T, H, d_h].
+// prior[h] is the matrix [T, T] that is added to the logits of head h.
+Matrix causal_attention(const Matrix& q, const Matrix& k, const Matrix& v, const std::vector<Matrix>& prior,
+                        std::int64_t rows, double scale);
+
+}  // namespace goat::test
