@@ -245,7 +245,7 @@ TEST_CASE("config: values out of range are refused with what is allowed") {
   check_mentions(refusal_of_setting("prior.pos_rank=0"), {"prior.pos_rank = 0", "from 1"});
   check_mentions(refusal_of_setting("model.vocab=1"), {"model.vocab = 1", "from 2"});
   check_mentions(refusal_of_setting("model.attention=goatt"),
-                 {"model.attention = \"goatt\"", "one of \"goat\", \"none\""});
+                 {"model.attention = \"goatt\"", "one of \"goat\", \"rope\", \"none\""});
   check_mentions(refusal_of_toml("[data]\ntrain = \"a\\u0000b\"\n"),
                  {"data.train", "without control characters"});
 }
