@@ -354,6 +354,9 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
   check_mentions(refused({"prior.lane_dim=17"}),
                  {"prior.lane_dim = 17", "prior.pos_rank = 8", "at least 18"});
   CHECK(refused({"prior.lane_dim=17", "model.attention=none"}).empty());
+  check_mentions(refused({"model.attention=rope", "model.width=66"}),
+                 {"rope", "model.width = 66", "model.heads = 2"});
+  CHECK(refused({"model.attention=none", "model.width=66"}).empty());
   check_mentions(refused({"prior.init=alibi"}), {"prior.init", "prior.recency"});
   check_mentions(refused({"train.micro_batch=10"}),
                  {"train.batch = 32", "train.micro_batch = 10", "such as 8"});

@@ -36,6 +36,10 @@ Config tiny_config(const std::vector<std::string>& settings = {}) {
   return load_config("copy_mixture", all);
 }
 
+// Models that know positions by their prior, not at all, and by rotations.
+const std::vector<std::vector<std::string>> models = {
+    {}, {"model.attention=none"}, {"model.block=llama", "model.attention=rope", "model.tied=false"}};
+
 // A shard of random tokens below 13.
 class RandomShard {
  public:
@@ -151,8 +155,7 @@ TEST_CASE("evaluation: every length sees the same targets in the same order, in 
 
 TEST_CASE(
     "evaluation: at the training length and on the same data the loss is the trainer's validation loss") {
-  for (const std::vector<std::string>& settings :
-       std::vector<std::vector<std::string>>{{}, {"model.attention=none"}}) {
+  for (const std::vector<std::string>& settings : models) {
     const Config config = tiny_config(settings);
     TrainedTiny tiny(config);
     const auto source = open_validation_source(config);
@@ -221,18 +224,20 @@ TEST_CASE(
 TEST_CASE(
     "evaluation: a longer sequence begins with the losses of the shorter one, as attention is causal and the "
     "prior keeps L_train") {
-  const Config config = tiny_config();
-  TrainedTiny tiny(config);
-  std::vector<float> shorter;
-  for (const std::int64_t length : {8, 31}) {
-    Config data = config;
-    data.data.seq_len = length;  // sequences of the copy mixture are prefixes of longer ones
-    const auto source = open_validation_source(data);
-    const TokenLosses losses =
-        evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {length, 1}, true);
-    if (shorter.empty()) shorter = losses.per_token;
-    for (std::size_t t = 0; t < shorter.size(); ++t)
-      CHECK(losses.per_token[t] == Approx(shorter[t]).epsilon(1e-5));
+  for (const std::vector<std::string>& settings : models) {
+    const Config config = tiny_config(settings);
+    TrainedTiny tiny(config);
+    std::vector<float> shorter;
+    for (const std::int64_t length : {8, 31}) {
+      Config data = config;
+      data.data.seq_len = length;  // sequences of the copy mixture are prefixes of longer ones
+      const auto source = open_validation_source(data);
+      const TokenLosses losses =
+          evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, {length, 1}, true);
+      if (shorter.empty()) shorter = losses.per_token;
+      for (std::size_t t = 0; t < shorter.size(); ++t)
+        CHECK(losses.per_token[t] == Approx(shorter[t]).epsilon(1e-5));
+    }
   }
 }
 

@@ -145,35 +145,37 @@ TEST_CASE("generator: after a restart the logits are those of a new generator wi
   }
 }
 
-TEST_CASE("generator: logits give the losses of a pass over the whole sequence") {
+TEST_CASE("generator: logits give the losses of a pass over the whole sequence, in every variant") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    const std::uint64_t seed = goat::test::fresh_seed();
-    INFO("device " << device_name << ", seed " << seed);
-    Rng rng(seed);
-    const Config config = byte_config();
-    const RandomWeights weights(config, *device, seed);
-    const std::int64_t length = 33;
-    const std::vector<std::int32_t> tokens = random_tokens(rng, length + 1, config.model.vocab);
+    for (const goat::test::ModelVariant& variant : goat::test::model_variants()) {
+      const std::uint64_t seed = goat::test::fresh_seed();
+      INFO("device " << device_name << ", " << variant.name << ", seed " << seed);
+      Rng rng(seed);
+      const Config config = byte_config(variant.settings);
+      const RandomWeights weights(config, *device, seed);
+      const std::int64_t length = 33;
+      const std::vector<std::int32_t> tokens = random_tokens(rng, length + 1, config.model.vocab);
 
-    MemoryPlan memory;
-    Model model(config, {1, length}, false, weights.parameters, memory);
-    memory.allocate(*device);
-    model.bind(*device);
-    model.load(*device, {tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()});
-    model.forward(*device);
+      MemoryPlan memory;
+      Model model(config, {1, length}, false, weights.parameters, memory);
+      memory.allocate(*device);
+      model.bind(*device);
+      model.load(*device, {tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()});
+      model.forward(*device);
 
-    Generator generator(config, weights.parameters, *device, {tokens[0]}, length, true);
-    std::vector<double> losses, terms;
-    for (std::size_t n = 1; n < tokens.size(); ++n) {
-      const std::vector<double> logits = as_double(generator.next_logits());
-      double sum = 0;
-      for (const double logit : logits) sum += std::exp(logit);
-      losses.push_back(std::log(sum) - logits[static_cast<std::size_t>(tokens[n])]);
-      terms.push_back(std::abs(std::log(sum)) + std::abs(logits[static_cast<std::size_t>(tokens[n])]));
-      generator.append(tokens[n]);
+      Generator generator(config, weights.parameters, *device, {tokens[0]}, length, true);
+      std::vector<double> losses, terms;
+      for (std::size_t n = 1; n < tokens.size(); ++n) {
+        const std::vector<double> logits = as_double(generator.next_logits());
+        double sum = 0;
+        for (const double logit : logits) sum += std::exp(logit);
+        losses.push_back(std::log(sum) - logits[static_cast<std::size_t>(tokens[n])]);
+        terms.push_back(std::abs(std::log(sum)) + std::abs(logits[static_cast<std::size_t>(tokens[n])]));
+        generator.append(tokens[n]);
+      }
+      CHECK_FP32(goat::test::values_of(*device, model.losses()), losses, terms);
     }
-    CHECK_FP32(goat::test::values_of(*device, model.losses()), losses, terms);
   }
 }
 

@@ -1,5 +1,5 @@
 // The whole model: gradients against central differences in float64, recomputation, micro-batches,
-// reproducibility, parameter counts.
+// reproducibility, initial values.
 
 #include <cmath>
 #include <cstring>
@@ -21,28 +21,34 @@ using goat::test::Rng;
 
 namespace {
 
+using Settings = std::vector<std::string>;
+
+Settings with(Settings settings, const Settings& more) {
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
 // A model small enough for the naive oracle, with sizes that fit no tile.
-Config tiny_config(const std::vector<std::string>& settings = {}) {
-  std::vector<std::string> all = {"model.layers=2",
-                                  "model.heads=2",
-                                  "model.width=24",
-                                  "model.ff_width=40",
-                                  "model.vocab=11",
-                                  "data.seq_len=9",
-                                  "prior.pos_rank=2",
-                                  "prior.abs_rank=3",
-                                  "prior.init=random",
-                                  "prior.recency=free",
-                                  "train.batch=4",
-                                  "train.micro_batch=2",
-                                  "train.steps=5",
-                                  "train.warmup=2",
-                                  "train.lr=3e-3",
-                                  "train.min_lr=0",
-                                  "prior.sink_init_scale=0.5",
-                                  "eval.tokens=48"};
-  all.insert(all.end(), settings.begin(), settings.end());
-  return load_config("copy_mixture", all);
+Config tiny_config(const Settings& settings = {}) {
+  const Settings all = {"model.layers=2",
+                        "model.heads=2",
+                        "model.width=24",
+                        "model.ff_width=40",
+                        "model.vocab=11",
+                        "data.seq_len=9",
+                        "prior.pos_rank=2",
+                        "prior.abs_rank=3",
+                        "prior.init=random",
+                        "prior.recency=free",
+                        "train.batch=4",
+                        "train.micro_batch=2",
+                        "train.steps=5",
+                        "train.warmup=2",
+                        "train.lr=3e-3",
+                        "train.min_lr=0",
+                        "prior.sink_init_scale=0.5",
+                        "eval.tokens=48"};
+  return load_config("copy_mixture", with(all, settings));
 }
 
 // A model with random parameters (also those that start at zero) on a device, and its stored values in
@@ -153,32 +159,39 @@ TEST_CASE("model: loss and every tensor's gradient match float64 central differe
 TEST_CASE("model: recomputing gelu or whole blocks gives bitwise the same losses and gradients") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    std::vector<std::vector<double>> first;
-    for (const char* recompute : {"none", "gelu", "block"}) {
-      const Config config = tiny_config({std::string("model.recompute=") + recompute});
-      TestModel test(config, *device, {2, config.data.seq_len}, 7);
-      test.parameters.zero_gradients(*device);
-      test.model->forward_backward(*device, 0.1f);
-      std::vector<std::vector<double>> results{goat::test::values_of(*device, test.model->losses())};
-      for (const StoredTensor& tensor : test.parameters.stored()) results.push_back(test.gradient(tensor));
-      if (first.empty()) first = results;
-      INFO("recompute " << recompute);
-      CHECK(results == first);
+    for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
+      std::vector<std::vector<double>> first;
+      for (const char* recompute : {"none", "gelu", "block"}) {
+        const Config config =
+            tiny_config(with(variant.settings, {std::string("model.recompute=") + recompute}));
+        TestModel test(config, *device, {2, config.data.seq_len}, 7);
+        test.parameters.zero_gradients(*device);
+        test.model->forward_backward(*device, 0.1f);
+        std::vector<std::vector<double>> results{goat::test::values_of(*device, test.model->losses())};
+        for (const StoredTensor& tensor : test.parameters.stored()) results.push_back(test.gradient(tensor));
+        if (first.empty()) first = results;
+        INFO("device " << device_name << ", " << variant.name << ", recompute " << recompute);
+        CHECK(results == first);
+      }
     }
   }
 }
 
 TEST_CASE("model: recomputation needs less memory, and block less than gelu") {
-  const auto activations = [](const char* recompute) {
-    const Config config = tiny_config({std::string("model.recompute=") + recompute, "model.layers=6"});
-    ParameterSet parameters;
-    declare_parameters(config, parameters);
-    MemoryPlan memory;
-    const Model model(config, {2, config.data.seq_len}, true, parameters, memory);
-    return memory.bytes(MemoryCategory::activations);
-  };
-  CHECK(activations("gelu") < activations("none"));
-  CHECK(activations("block") < activations("gelu"));
+  for (const char* block : {"gpt", "llama"}) {
+    const auto activations = [&](const char* recompute) {
+      const Config config = tiny_config({std::string("model.block=") + block, "model.layers=6",
+                                         std::string("model.recompute=") + recompute});
+      ParameterSet parameters;
+      declare_parameters(config, parameters);
+      MemoryPlan memory;
+      const Model model(config, {2, config.data.seq_len}, true, parameters, memory);
+      return memory.bytes(MemoryCategory::activations);
+    };
+    INFO("block " << block);
+    CHECK(activations("gelu") < activations("none"));
+    CHECK(activations("block") < activations("gelu"));
+  }
 }
 
 namespace {
@@ -221,26 +234,32 @@ class NotingDevice final : public CpuDevice {
 }  // namespace
 
 TEST_CASE("model: model.tf32 reaches every matrix product, train.deterministic every backward pass") {
-  for (const bool tf32 : {false, true})
-    for (const bool deterministic : {false, true}) {
-      const Config config =
-          tiny_config({tf32 ? "model.tf32=all" : "model.tf32=none",
-                       deterministic ? "train.deterministic=true" : "train.deterministic=false"});
-      NotingDevice device;
-      TestModel test(config, device, {2, config.data.seq_len}, 7);
-      test.parameters.zero_gradients(device);
-      test.model->forward_backward(device, 0.1f);
-      test.model->next_logits(device, 0);
-      CHECK(device.products > 20);
-      CHECK(device.tf32_products == (tf32 ? device.products : 0));
-      CHECK(device.backward_passes == 2);
-      CHECK(device.deterministic_passes == (deterministic ? 2 : 0));
-    }
+  const std::vector<Settings> blocks = {{}, {"model.block=llama", "model.tied=false"}};
+  for (const Settings& block : blocks)
+    for (const bool tf32 : {false, true})
+      for (const bool deterministic : {false, true}) {
+        const Config config = tiny_config(
+            with(block, {tf32 ? "model.tf32=all" : "model.tf32=none",
+                         deterministic ? "train.deterministic=true" : "train.deterministic=false"}));
+        NotingDevice device;
+        TestModel test(config, device, {2, config.data.seq_len}, 7);
+        test.parameters.zero_gradients(device);
+        test.model->forward_backward(device, 0.1f);
+        test.model->next_logits(device, 0);
+        INFO("block " << config.model.block);
+        CHECK(device.products > 20);
+        CHECK(device.tf32_products == (tf32 ? device.products : 0));
+        CHECK(device.backward_passes == 2);
+        CHECK(device.deterministic_passes == (deterministic ? 2 : 0));
+      }
 }
 
 TEST_CASE("trainer: the memory that is planned, and printed, is what is allocated") {
-  for (const char* preset : {"copy_mixture", "shakespeare"}) {
-    const Config config = load_config(preset, {"data.source=copy_mixture"});
+  const Settings llama = {"model.block=llama", "model.attention=rope", "model.tied=false"};
+  const std::vector<std::pair<const char*, Settings>> presets = {
+      {"copy_mixture", {}}, {"copy_mixture", llama}, {"shakespeare", {"data.source=copy_mixture"}}};
+  for (const auto& [preset, settings] : presets) {
+    const Config config = load_config(preset, settings);
     const auto training = open_training_source(config);
     CountingDevice device;
     Trainer trainer(config, device, *training, nullptr);
@@ -254,29 +273,69 @@ TEST_CASE("trainer: the memory that is planned, and printed, is what is allocate
 TEST_CASE("trainer: the same seed gives bitwise the same losses, another seed others") {
   for (const std::string& device_name : goat::test::device_names()) {
     const auto device = open_device(device_name);
-    const std::vector<float> losses = losses_of_run(tiny_config(), *device, 5);
-    CHECK(losses_of_run(tiny_config(), *device, 5) == losses);
-    CHECK(losses_of_run(tiny_config({"train.seed=2"}), *device, 5) != losses);
+    for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
+      INFO("device " << device_name << ", " << variant.name);
+      const Config config = tiny_config(variant.settings);
+      const std::vector<float> losses = losses_of_run(config, *device, 5);
+      CHECK(losses_of_run(config, *device, 5) == losses);
+      CHECK(losses_of_run(tiny_config(with(variant.settings, {"train.seed=2"})), *device, 5) != losses);
+    }
   }
 }
 
 TEST_CASE("trainer: 20 steps on the CUDA kernels in fp32 give the cpu's losses to 1e-4") {
-  const std::vector<float> want = losses_of_run(tiny_config(), *open_device("cpu"), 20);
-  for (const std::string& device_name : goat::test::device_names()) {
-    INFO("device " << device_name);
-    const std::vector<float> got = losses_of_run(tiny_config(), *open_device(device_name), 20);
-    REQUIRE(got.size() == want.size());
-    for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == Approx(want[i]).epsilon(1e-4));
+  for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
+    const Config config = tiny_config(variant.settings);
+    const std::vector<float> want = losses_of_run(config, *open_device("cpu"), 20);
+    for (const std::string& device_name : goat::test::device_names()) {
+      INFO("device " << device_name << ", " << variant.name);
+      const std::vector<float> got = losses_of_run(config, *open_device(device_name), 20);
+      REQUIRE(got.size() == want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == Approx(want[i]).epsilon(1e-4));
+    }
   }
 }
 
 TEST_CASE("trainer: losses do not depend on the micro-batch beyond rounding") {
   const auto device = open_device("cpu");
-  const std::vector<float> whole = losses_of_run(tiny_config({"train.micro_batch=4"}), *device, 5);
-  for (const char* micro_batch : {"1", "2"}) {
-    const std::vector<float> split =
-        losses_of_run(tiny_config({std::string("train.micro_batch=") + micro_batch}), *device, 5);
-    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(whole[i]).epsilon(1e-5));
+  for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
+    const auto losses = [&](const char* micro_batch) {
+      const Settings split = {std::string("train.micro_batch=") + micro_batch};
+      return losses_of_run(tiny_config(with(variant.settings, split)), *device, 5);
+    };
+    INFO(variant.name);
+    const std::vector<float> whole = losses("4");
+    for (const char* micro_batch : {"1", "2"}) {
+      const std::vector<float> split = losses(micro_batch);
+      for (std::size_t i = 0; i < whole.size(); ++i) CHECK(split[i] == Approx(whole[i]).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("trainer: the block of fineweb_1b learns to copy, with every attention, head tied and untied") {
+  const auto device = open_device("cpu");
+  const Settings small = {"model.layers=2",
+                          "model.width=64",
+                          "model.heads=4",
+                          "model.ff_width=176",
+                          "model.vocab=32",
+                          "data.source=copy_mixture",
+                          "data.copy_mixture.p_first=0.8",
+                          "data.copy_mixture.p_prev=0.1",
+                          "data.seq_len=32",
+                          "train.batch=8",
+                          "train.steps=60",
+                          "train.warmup=10",
+                          "train.lr=1e-2",
+                          "train.min_lr=1e-3",
+                          "eval.tokens=4096"};
+  const std::vector<Settings> models = {
+      {}, {"model.attention=rope", "model.tied=false"}, {"model.attention=none"}};
+  for (const Settings& model : models) {
+    const Config config = load_config("fineweb_1b", with(small, model));
+    const std::vector<float> losses = losses_of_run(config, *device, config.steps());
+    INFO("attention " << config.model.attention << ", from " << losses.front() << " to " << losses.back());
+    CHECK(losses.back() < 0.5f * losses.front());
   }
 }
 
@@ -406,23 +465,11 @@ TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay ex
   CHECK(size > 0);
 }
 
-TEST_CASE("parameters: c4_125m's counts are the published ones") {
-  const ParameterCounts counts = count_parameters(load_config("c4_125m", {}));
-  CHECK(counts.trainable - counts.prior == 122'324'544);
-  CHECK(counts.full_projections == 123'653'376);
-}
-
-TEST_CASE("parameters: fineweb_1b's counts are the published ones") {
-  const ParameterCounts counts = count_parameters(load_config("fineweb_1b", {}));
-  CHECK(counts.trainable - counts.prior == 1'204'547'584);
-  CHECK(counts.full_projections == 1'233'383'424);
-}
-
 TEST_CASE(
     "parameters: the same tensor starts the same in every variant, with the standard deviations of the "
     "specification") {
   const auto device = open_device("cpu");
-  const auto initial = [&](const std::vector<std::string>& settings, const std::string& name) {
+  const auto initial = [&](const Settings& settings, const std::string& name) {
     const Config config = tiny_config(settings);
     ParameterSet parameters;
     MemoryPlan memory;
@@ -440,11 +487,20 @@ TEST_CASE(
     for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
     return std::sqrt(sum / static_cast<double>(values.size()));
   };
-  CHECK(initial({}, "blocks.1.mlp.up.weight") == initial({"model.attention=none"}, "blocks.1.mlp.up.weight"));
-  const std::vector<std::string> wide = {"model.width=96", "model.ff_width=384", "prior.sink_init_scale=1e-3",
-                                         "prior.sink_hidden=64"};
+  for (const char* setting :
+       {"model.attention=none", "model.attention=rope", "model.block=llama", "model.tied=false"})
+    for (const char* name : {"embedding.weight", "blocks.1.mlp.up.weight", "blocks.1.attn.v.weight"}) {
+      INFO(setting << ", " << name);
+      CHECK(initial({}, name) == initial({setting}, name));
+    }
+  const Settings wide = {"model.width=96", "model.ff_width=384", "prior.sink_init_scale=1e-3",
+                         "prior.sink_hidden=64"};
   CHECK(deviation(initial(wide, "blocks.0.mlp.up.weight")) == Approx(0.02).epsilon(0.02));
   CHECK(deviation(initial(wide, "blocks.0.attn.q.weight")) == Approx(0.02).epsilon(0.03));
+  CHECK(deviation(initial(with(wide, {"model.block=llama"}), "blocks.0.mlp.gate.weight")) ==
+        Approx(0.02).epsilon(0.02));
+  CHECK(deviation(initial(with(wide, {"model.tied=false"}), "head.weight")) == Approx(0.02).epsilon(0.1));
+  CHECK(initial({"model.block=llama"}, "blocks.0.norm1.weight") == std::vector<float>(24, 1.0f));
   CHECK(deviation(initial(wide, "blocks.0.attn.prior.sink.w1")) == Approx(1e-3).epsilon(0.1));
   CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.alpha") == std::vector<float>(4, 0.0f));
   CHECK(initial({"prior.init=zero"}, "blocks.0.attn.prior.slope") == std::vector<float>(2, 0.0f));

@@ -1,4 +1,4 @@
-// Initial weights: every stored tensor has a random stream of its own.
+// Counts of parameters, and initial weights: every stored tensor has a random stream of its own.
 
 #include "train/memory/parameters.h"
 
@@ -82,4 +82,58 @@ TEST_CASE("parameters: a head's rows are drawn in full where they begin inside a
   const std::vector<float>& q = values.at("blocks.0.attn.q.weight");
   CHECK(q.size() == 2 * 182);
   CHECK(std::ranges::count(q, 0.0f) == 0);
+}
+
+TEST_CASE("parameters: c4_125m's counts are the published ones") {
+  const ParameterCounts counts = count_parameters(load_config("c4_125m", {}));
+  CHECK(counts.trainable - counts.prior == 122'324'544);
+  CHECK(counts.full_projections == 123'653'376);
+}
+
+TEST_CASE("parameters: fineweb_1b's counts are the published ones, an untied head adds its own weights") {
+  const ParameterCounts counts = count_parameters(load_config("fineweb_1b", {}));
+  CHECK(counts.trainable - counts.prior == 1'204'547'584);
+  CHECK(counts.full_projections == 1'233'383'424);
+  const std::int64_t head = 50257 * 2048;
+  const ParameterCounts untied = count_parameters(load_config("fineweb_1b", {"model.tied=false"}));
+  CHECK(untied.trainable == counts.trainable + head);
+  CHECK(untied.prior == counts.prior);
+  CHECK(untied.full_projections == counts.full_projections + head);
+}
+
+TEST_CASE("parameters: without a prior q and k have their full width, and both counts are one") {
+  for (const char* attention : {"rope", "none"}) {
+    INFO(attention);
+    const ParameterCounts counts =
+        count_parameters(load_config("fineweb_1b", {std::string("model.attention=") + attention}));
+    CHECK(counts.prior == 0);
+    CHECK(counts.trainable == 1'233'383'424);
+    CHECK(counts.full_projections == 1'233'383'424);
+  }
+}
+
+TEST_CASE("parameters: a llama model stores these tensors, and no bias") {
+  const std::int64_t layers = 2, width = 24, ff_width = 40, vocab = 11;
+  for (const bool tied : {true, false}) {
+    const Config config = load_config(
+        "copy_mixture",
+        {"model.block=llama", "model.attention=rope", tied ? "model.tied=true" : "model.tied=false",
+         "model.layers=2", "model.heads=2", "model.width=24", "model.ff_width=40", "model.vocab=11"});
+    ParameterSet parameters;
+    declare_parameters(config, parameters);
+    std::map<std::string, std::vector<std::int64_t>> shapes;
+    for (const StoredTensor& tensor : parameters.stored()) shapes[tensor.name] = tensor.shape;
+    std::map<std::string, std::vector<std::int64_t>> expected = {{"embedding.weight", {vocab, width}},
+                                                                 {"final_norm.weight", {width}}};
+    if (!tied) expected["head.weight"] = {vocab, width};
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      const std::string prefix = "blocks." + std::to_string(layer) + ".";
+      for (const char* norm : {"norm1", "norm2"}) expected[prefix + norm + ".weight"] = {width};
+      for (const char* name : {"q", "k", "v", "o"})
+        expected[prefix + "attn." + name + ".weight"] = {width, width};
+      expected[prefix + "mlp.gate.weight"] = expected[prefix + "mlp.up.weight"] = {ff_width, width};
+      expected[prefix + "mlp.down.weight"] = {width, ff_width};
+    }
+    CHECK(shapes == expected);
+  }
 }
