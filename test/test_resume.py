@@ -3,6 +3,7 @@ written."""
 
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -291,13 +292,30 @@ def test_dry_run_shows_what_a_run_takes_and_touches_nothing(run_binary, tmp_path
     }.items():
         missing = run_binary("--config", preset, "--dry-run", code=3)
         assert all(count in missing.stdout for count in counts) and "data/" in missing.stderr
+        rows = re.findall(r"^memory: (\w+) +([\d.]+) ([KMGT])iB$", missing.stdout, re.MULTILINE)
+        sizes = {what: float(size) * 1024 ** "KMGT".index(unit) for what, size, unit in rows}
+        total = sizes.pop("total")
+        assert {"parameters", "gradients", "optimizer", "activations"} <= sizes.keys()
+        assert sizes["activations"] > sizes["parameters"]
+        assert total == pytest.approx(sum(sizes.values()), rel=0.01)
 
 
-def test_llama_blocks_are_refused_until_they_exist(run_binary, tmp_path):
-    result = run_binary(
-        "--config", "copy_mixture", "--set", "model.block=llama", "--out", tmp_path / "run", code=2
-    )
-    assert "llama" in result.stderr and not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model.block": "llama"},
+        {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
+    ],
+    ids=lambda model: ",".join(model.values()),
+)
+def test_a_llama_run_goes_on_from_its_checkpoint_bitwise(run_binary, tmp_path, model):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_binary(*arguments(whole), *flags(model))
+    shutil.copytree(whole, broken)
+    for step in (56, 60):
+        shutil.rmtree(broken / f"checkpoints/step_{step:08d}")
+    assert "after step 42" in run_binary("--resume", "--out", broken).stdout
+    same_run(broken, whole)
 
 
 def peak_memory(command):

@@ -71,7 +71,6 @@ FAILING_STARTS = {
     "too much memory": ({"model.width": 65536, "model.layers": 100, "model.heads": 64}, 1),
     "a bad token in the first step": ("bad data", 3),
     "bf16 on the cpu": ({"model.precision": "bf16"}, 2),
-    "llama blocks": ({"model.block": "llama"}, 2),
 }
 
 
