@@ -86,14 +86,13 @@ def read_mutations(path, root=REPOSITORY):
 
 
 def write_changed(mutation, folder):
-    """The changed file below `folder`, at its place in the tree."""
+    """Writes the changed file below `folder`, at its place in the tree."""
     changed = folder / mutation.file
     changed.parent.mkdir(parents=True, exist_ok=True)
     changed.write_text(
         (REPOSITORY / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new),
         encoding="utf-8",
     )
-    return changed
 
 
 def run(words, directory, complaint):
@@ -140,40 +139,54 @@ class Build:
         folder, words = self.link_command(name)
         return folder / words[words.index("-o") + 1]
 
-    def users_of(self, file, targets):
-        """(source, object, words) of each object of `targets` that a change of `file` changes."""
+    def users_of(self, files, targets):
+        """(source, object, words) of each object of `targets` that a change of `files` changes."""
+        written = re.compile(rf"\S*/({'|'.join(re.escape(file) for file in files)})(?=\s|$)")
         for target, source, output, words in self.commands:
             if target not in targets:
                 continue
             depends = Path(f"{output}.d")
-            if (
-                source == REPOSITORY / file
-                or depends.exists()
-                and re.search(rf"\S*/{re.escape(file)}(?=\s|$)", depends.read_text())
+            if any(source == REPOSITORY / file for file in files) or (
+                depends.exists() and written.search(depends.read_text())
             ):
                 yield source, output, words
 
-    def make(self, name, mutation, folder, targets):
-        """The executable `name` with the mutation, in `folder`."""
-        # Headers are found here first: #include "train/config/config.h"
-        changed = write_changed(mutation, folder)
+    def new_sources(self, files, targets):
+        """The same for those of `files` that the build does not know: (source, None, a neighbour's words)."""
+        for source in (REPOSITORY / file for file in files if file.endswith(".cpp")):
+            if all(known != source for _, known, *_ in self.commands):
+                beside = (
+                    (target, words)
+                    for target, known, _, words in self.commands
+                    if known.parent == source.parent and target in targets
+                )
+                yield source, None, next(beside)[1]
+
+    def make(self, name, files, folder, targets, what):
+        """The executable `name`, written to `folder`, with `files` as they stand there. `what` names the
+        change in complaints."""
         directory, link = self.link_command(name)
         binary = folder / name
         link[link.index("-o") + 1] = str(binary)
         first = link.index("-o") + 2
-        for i, (source, output, words) in enumerate(self.users_of(mutation.file, targets)):
+        units = [*self.users_of(files, targets), *self.new_sources(files, targets)]
+        for i, (source, output, words) in enumerate(units):
             compiled = folder / f"{name}-{i}-{source.name}.o"
+            changed = str(source.relative_to(REPOSITORY)) in files
             words = list(words)
             words[words.index("-o") + 1] = str(compiled)
-            words[words.index("-c") + 1] = str(changed if source == REPOSITORY / mutation.file else source)
+            words[words.index("-c") + 1] = str(
+                folder / source.relative_to(REPOSITORY) if changed else source
+            )
+            # Headers are found here first: #include "train/config/config.h"
             words.insert(next(i for i, word in enumerate(words) if word.startswith("-")), f"-I{folder}")
-            run(words, REPOSITORY, f"{mutation} does not compile")
+            run(words, REPOSITORY, f"{what} does not compile")
             own = [i for i, word in enumerate(link) if word.endswith(".o") and directory / word == output]
             if own:
                 link[own[0]] = str(compiled)
             else:  # a library's: what stands in front of it is taken first
                 link.insert(first, str(compiled))
-        run(link, directory, f"{mutation} does not link")
+        run(link, directory, f"{what} does not link")
         return binary
 
 
@@ -269,7 +282,10 @@ class Trial:
                 else:
                     name = executable or "train_gpt_goat"
                     if name not in made:
-                        made[name] = self.build.make(name, mutation, folder, self.extra or EXECUTABLES[name])
+                        write_changed(mutation, folder)
+                        made[name] = self.build.make(
+                            name, [mutation.file], folder, self.extra or EXECUTABLES[name], mutation
+                        )
                     sign = (
                         run_catch(made[name], test, self.device)
                         if executable
