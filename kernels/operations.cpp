@@ -29,14 +29,14 @@ void require_keys(const Signature& s, bool causal) {
 // The checks that LayerNorm and RMSNorm share. Defines N and C.
 template <class NormForward>
 void check_norm_forward(Signature& s, const NormForward& op) {
-  s.contiguous("x", op.x, model, {"N", "C"});
+  s.contiguous("x", op.x, activation, {"N", "C"});
   s.together("residual", op.residual, "sum", op.sum);
   if (op.residual) {
-    s.contiguous("residual", op.residual, model, {"N", "C"});
-    s.contiguous("sum", op.sum, model, {"N", "C"});
+    s.contiguous("residual", op.residual, activation, {"N", "C"});
+    s.contiguous("sum", op.sum, activation, {"N", "C"});
   }
-  s.contiguous("weight", op.weight, model, {"C"});
-  s.contiguous("out", op.out, model, {"N", "C"});
+  s.contiguous("weight", op.weight, f32, {"C"});
+  s.contiguous("out", op.out, activation, {"N", "C"});
   s.contiguous("rstd", op.rstd, f32, {"N"});
   s.require(s["C"] >= 1, "C >= 1", {"C"});
   require_positive(s, "eps", op.eps);
@@ -44,21 +44,21 @@ void check_norm_forward(Signature& s, const NormForward& op) {
 
 template <class NormBackward>
 void check_norm_backward(Signature& s, const NormBackward& op) {
-  s.contiguous("dout", op.dout, model, {"N", "C"});
-  s.contiguous("sum", op.sum, model, {"N", "C"});
+  s.contiguous("dout", op.dout, activation, {"N", "C"});
+  s.contiguous("sum", op.sum, activation, {"N", "C"});
   s.contiguous("rstd", op.rstd, f32, {"N"});
-  s.contiguous("weight", op.weight, model, {"C"});
-  s.contiguous("dsum", op.dsum, model, {"N", "C"});
-  s.contiguous("dweight", op.dweight, model, {"C"});
+  s.contiguous("weight", op.weight, f32, {"C"});
+  s.contiguous("dsum", op.dsum, activation, {"N", "C"});
+  s.contiguous("dweight", op.dweight, f32, {"C"});
   s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
 // Checks q, k, v, slope and scale of AttentionForward and AttentionBackward. Defines B, T_q, T_k, H and d_h.
 template <class Attention>
 void check_attention_inputs(Signature& s, const Attention& op) {
-  s.strided("q", op.q, model, {"B", "T_q", "H", "d_h"});
-  s.strided("k", op.k, model, {"B", "T_k", "H", "d_h"});
-  s.strided("v", op.v, model, {"B", "T_k", "H", "d_h"});
+  s.strided("q", op.q, activation, {"B", "T_q", "H", "d_h"});
+  s.strided("k", op.k, activation, {"B", "T_k", "H", "d_h"});
+  s.strided("v", op.v, activation, {"B", "T_k", "H", "d_h"});
   s.require(s["d_h"] >= 1, "d_h >= 1", {"d_h"});
   if (op.slope) s.contiguous("slope", op.slope, f32, {"H"});
   require_positive(s, "scale", op.scale);
@@ -68,22 +68,22 @@ void check_attention_inputs(Signature& s, const Attention& op) {
 
 void check(const EmbeddingForward& op) {
   Signature s("embedding_forward");
-  s.contiguous("table", op.table, model, {"V_p", "C"});
+  s.contiguous("table", op.table, weight, {"V_p", "C"});
   s.contiguous("tokens", op.tokens, i32, {"N"});
-  s.contiguous("out", op.out, model, {"N", "C"});
+  s.contiguous("out", op.out, activation, {"N", "C"});
 }
 
 void check(const EmbeddingBackward& op) {
   Signature s("embedding_backward");
-  s.contiguous("dout", op.dout, model, {"N", "C"});
+  s.contiguous("dout", op.dout, activation, {"N", "C"});
   s.contiguous("tokens", op.tokens, i32, {"N"});
-  s.contiguous("dtable", op.dtable, model, {"V_p", "C"});
+  s.contiguous("dtable", op.dtable, f32, {"V_p", "C"});
 }
 
 void check(const LayerNormForward& op) {
   Signature s("layernorm_forward");
   check_norm_forward(s, op);
-  s.contiguous("bias", op.bias, model, {"C"});
+  s.contiguous("bias", op.bias, f32, {"C"});
   s.contiguous("mean", op.mean, f32, {"N"});
 }
 
@@ -91,7 +91,7 @@ void check(const LayerNormBackward& op) {
   Signature s("layernorm_backward");
   check_norm_backward(s, op);
   s.contiguous("mean", op.mean, f32, {"N"});
-  s.contiguous("dbias", op.dbias, model, {"C"});
+  s.contiguous("dbias", op.dbias, f32, {"C"});
 }
 
 void check(const RmsNormForward& op) {
@@ -106,64 +106,64 @@ void check(const RmsNormBackward& op) {
 
 void check(const LinearForward& op) {
   Signature s("linear_forward");
-  s.contiguous("x", op.x, model, {"N", "I"});
-  s.contiguous("weight", op.weight, model, {"O", "I"});
-  if (op.bias) s.contiguous("bias", op.bias, model, {"O"});
-  s.contiguous("out", op.out, model, {"N", "O"});
+  s.contiguous("x", op.x, activation, {"N", "I"});
+  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  if (op.bias) s.contiguous("bias", op.bias, weight, {"O"});
+  s.contiguous("out", op.out, activation, {"N", "O"});
   s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const LinearBackwardInput& op) {
   Signature s("linear_backward_input");
-  s.contiguous("dout", op.dout, model, {"N", "O"});
-  s.contiguous("weight", op.weight, model, {"O", "I"});
-  s.contiguous("dx", op.dx, model, {"N", "I"});
+  s.contiguous("dout", op.dout, activation, {"N", "O"});
+  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  s.contiguous("dx", op.dx, activation, {"N", "I"});
   s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const LinearBackwardWeight& op) {
   Signature s("linear_backward_weight");
-  s.contiguous("dout", op.dout, model, {"N", "O"});
-  s.contiguous("x", op.x, model, {"N", "I"});
-  s.contiguous("dweight", op.dweight, model, {"O", "I"});
-  if (op.dbias) s.contiguous("dbias", op.dbias, model, {"O"});
+  s.contiguous("dout", op.dout, activation, {"N", "O"});
+  s.contiguous("x", op.x, activation, {"N", "I"});
+  s.contiguous("dweight", op.dweight, f32, {"O", "I"});
+  if (op.dbias) s.contiguous("dbias", op.dbias, f32, {"O"});
   s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const GeluForward& op) {
   Signature s("gelu_forward");
-  s.elementwise("x", op.x, model);
-  s.elementwise("out", op.out, model);
+  s.elementwise("x", op.x, activation);
+  s.elementwise("out", op.out, activation);
 }
 
 void check(const GeluBackward& op) {
   Signature s("gelu_backward");
-  s.elementwise("x", op.x, model);
-  s.elementwise("dout", op.dout, model);
-  s.elementwise("dx", op.dx, model);
+  s.elementwise("x", op.x, activation);
+  s.elementwise("dout", op.dout, activation);
+  s.elementwise("dx", op.dx, activation);
 }
 
 void check(const SwigluForward& op) {
   Signature s("swiglu_forward");
-  s.strided("gate", op.gate, model, {"N", "F"});
-  s.strided("up", op.up, model, {"N", "F"});
-  s.contiguous("out", op.out, model, {"N", "F"});
+  s.strided("gate", op.gate, activation, {"N", "F"});
+  s.strided("up", op.up, activation, {"N", "F"});
+  s.contiguous("out", op.out, activation, {"N", "F"});
 }
 
 void check(const SwigluBackward& op) {
   Signature s("swiglu_backward");
-  s.contiguous("dout", op.dout, model, {"N", "F"});
-  s.strided("gate", op.gate, model, {"N", "F"});
-  s.strided("up", op.up, model, {"N", "F"});
-  s.strided("dgate", op.dgate, model, {"N", "F"});
-  s.strided("dup", op.dup, model, {"N", "F"});
+  s.contiguous("dout", op.dout, activation, {"N", "F"});
+  s.strided("gate", op.gate, activation, {"N", "F"});
+  s.strided("up", op.up, activation, {"N", "F"});
+  s.strided("dgate", op.dgate, activation, {"N", "F"});
+  s.strided("dup", op.dup, activation, {"N", "F"});
 }
 
 void check(const Rope& op) {
   Signature s("rope");
   s.require(op.q || op.k, "q or k or both");
-  if (op.q) s.strided("q", op.q, model, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided("k", op.k, model, {"B", "T", "H", "d_h"});
+  if (op.q) s.strided("q", op.q, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided("k", op.k, activation, {"B", "T", "H", "d_h"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "d_h/2", "2"});
   s.require(s["d_h"] == 2 * s["d_h/2"], "d_h = 2 (d_h/2)", {"d_h", "d_h/2"});
   s.scalar("first_position", op.first_position,
@@ -216,8 +216,8 @@ void check(const SinkBackward& op) {
 void check(const PriorLanesForward& op) {
   Signature s("prior_lanes_forward");
   s.require(op.q || op.k, "q or k or both");
-  if (op.q) s.strided("q", op.q, model, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided("k", op.k, model, {"B", "T", "H", "d_h"});
+  if (op.q) s.strided("q", op.q, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided("k", op.k, activation, {"B", "T", "H", "d_h"});
   s.contiguous("alpha", op.alpha, f32, {"H", "R"});
   s.contiguous("beta", op.beta, f32, {"H", "R"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "R", "2"});
@@ -269,20 +269,20 @@ void check(const SoftplusBackward& op) {
 void check(const AttentionForward& op) {
   Signature s("attention_forward");
   check_attention_inputs(s, op);
-  s.contiguous("out", op.out, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("out", op.out, activation, {"B", "T_q", "H", "d_h"});
   s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
 }
 
 void check(const AttentionBackward& op) {
   Signature s("attention_backward");
   check_attention_inputs(s, op);
-  s.contiguous("out", op.out, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("out", op.out, activation, {"B", "T_q", "H", "d_h"});
   s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
-  s.contiguous("dout", op.dout, model, {"B", "T_q", "H", "d_h"});
+  s.contiguous("dout", op.dout, activation, {"B", "T_q", "H", "d_h"});
   s.contiguous("delta", op.delta, f32, {"B", "H", "T_q"});
-  s.strided("dq", op.dq, model, {"B", "T_q", "H", "d_h"});
-  s.strided("dk", op.dk, model, {"B", "T_k", "H", "d_h"});
-  s.strided("dv", op.dv, model, {"B", "T_k", "H", "d_h"});
+  s.strided("dq", op.dq, activation, {"B", "T_q", "H", "d_h"});
+  s.strided("dk", op.dk, activation, {"B", "T_k", "H", "d_h"});
+  s.strided("dv", op.dv, activation, {"B", "T_k", "H", "d_h"});
   if (op.dq_lanes) s.contiguous("dq_lanes", op.dq_lanes, f32, {"B", "H", "T_q", "2R"});
   if (op.dk_lanes) s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T_k", "2R"});
   if (op.dkey_bias) s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T_k"});
@@ -294,7 +294,7 @@ void check(const AttentionBackward& op) {
 
 void check(const CrossEntropy& op) {
   Signature s("cross_entropy");
-  s.contiguous("logits", op.logits, model, {"N", "V_p"});
+  s.contiguous("logits", op.logits, activation, {"N", "V_p"});
   s.contiguous("targets", op.targets, i32, {"N"});
   s.contiguous("losses", op.losses, f32, {"N"});
   if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
@@ -316,7 +316,7 @@ void check(const GradientNorm& op) {
   s.scalar("clip", op.clip, std::isfinite(op.clip) && op.clip >= 0, "a finite number, 0 for no clipping");
   for (std::size_t i = 0; i < op.grads.size(); ++i) {
     const std::string field = "grads[" + std::to_string(i) + "]";
-    Signature("gradient_norm").elementwise(field.c_str(), op.grads[i], real);
+    Signature("gradient_norm").elementwise(field.c_str(), op.grads[i], f32);
   }
 }
 
@@ -328,7 +328,7 @@ void check(const AdamW& op) {
   if (op.master || needs_master) s.elementwise("master", op.master, f32);
   s.elementwise("m", op.m, f32);
   s.elementwise("v", op.v, f32);
-  s.elementwise("grad", op.grad, real);
+  s.elementwise("grad", op.grad, f32);
   s.scalar("beta1", op.beta1, op.beta1 >= 0 && op.beta1 < 1, "0 <= beta1 < 1");
   s.scalar("beta2", op.beta2, op.beta2 >= 0 && op.beta2 < 1, "0 <= beta2 < 1");
   require_positive(s, "eps", op.eps);

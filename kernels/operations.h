@@ -7,8 +7,11 @@
 // * N = B*T is the number of tokens in a micro-batch. Other symbols as in README ("Symbols"): C width, H
 //   heads, d_h head dimension, d_c content dimension, R relative modes, M absolute modes, F = 2M+2 sink
 //   features, n sink hidden units, V vocabulary, V_p padded vocabulary.
-// * Activations, weights and their gradients have the model's dtype: f32, or bf16 with fp32 accumulation. A
-//   tensor marked f32 is f32 in every model.
+// * The dtype of a tensor follows from its role. An activation, the gradient of an activation, and a weight
+//   (a matrix or a bias that a matrix product or the embedding lookup reads, marked "weight") have the
+//   model's dtype: f32, or bf16 with fp32 accumulation. It is the same for all such operands of an operation.
+//   All other parameters, the gradients of all parameters and the state of the optimizer are marked f32:
+//   they are f32 in every model. So the gradients of micro-batches are added without rounding to bf16.
 // * Tensors are contiguous unless a field says "strided". In a strided tensor only the last dimension
 //   must be contiguous.
 // * N, B, T and T_q may be 0. A sum of no terms is 0, and an output marked "+=" is then left unchanged.
@@ -32,12 +35,12 @@ namespace goat {
 struct EmbeddingForward {
   Tensor out;     // [N, C]
   Tensor tokens;  // i32 [N], each in [0, V_p)
-  Tensor table;   // [V_p, C]
+  Tensor table;   // [V_p, C], weight
 };
 
 // dtable[v, :] += sum over n with tokens[n] == v of dout[n, :], added in the order of n.
 struct EmbeddingBackward {
-  Tensor dtable;  // [V_p, C] +=
+  Tensor dtable;  // f32 [V_p, C] +=
   Tensor dout;    // [N, C]
   Tensor tokens;  // i32 [N]
 };
@@ -53,21 +56,21 @@ struct LayerNormForward {
   Tensor sum;       // [N, C], written when residual is present, else absent; may alias x or residual
   Tensor x;         // [N, C]
   Tensor residual;  // [N, C] optional
-  Tensor weight;    // [C]
-  Tensor bias;      // [C]
+  Tensor weight;    // f32 [C]
+  Tensor bias;      // f32 [C]
   float eps = 1e-5f;
 };
 
 // dsum += gradient of sum. It is also the gradient of x and of residual, because sum = x + residual.
 struct LayerNormBackward {
   Tensor dsum;     // [N, C] +=
-  Tensor dweight;  // [C] +=
-  Tensor dbias;    // [C] +=
+  Tensor dweight;  // f32 [C] +=
+  Tensor dbias;    // f32 [C] +=
   Tensor dout;     // [N, C]
   Tensor sum;      // [N, C], as saved by the forward operation, like mean and rstd
   Tensor mean;     // f32 [N]
   Tensor rstd;     // f32 [N]
-  Tensor weight;   // [C]
+  Tensor weight;   // f32 [C]
 };
 
 // -------------------------------------------------------------------------------------------------- rmsnorm
@@ -80,18 +83,18 @@ struct RmsNormForward {
   Tensor sum;       // [N, C], written when residual is present, else absent; may alias x or residual
   Tensor x;         // [N, C]
   Tensor residual;  // [N, C] optional
-  Tensor weight;    // [C]
+  Tensor weight;    // f32 [C]
   float eps = 1e-5f;
 };
 
 // dsum += gradient of sum, which is also the gradient of x and of residual.
 struct RmsNormBackward {
   Tensor dsum;     // [N, C] +=
-  Tensor dweight;  // [C] +=
-  Tensor dout;     // [N, C], as saved by the forward operation, like rstd
-  Tensor sum;      // [N, C], rstd: as saved
+  Tensor dweight;  // f32 [C] +=
+  Tensor dout;     // [N, C]
+  Tensor sum;      // [N, C], as saved by the forward operation, like rstd
   Tensor rstd;     // f32 [N]
-  Tensor weight;   // [C]
+  Tensor weight;   // f32 [C]
 };
 
 // --------------------------------------------------------------------------------------------------- linear
@@ -102,8 +105,8 @@ struct RmsNormBackward {
 struct LinearForward {
   Tensor out;     // [N, O]
   Tensor x;       // [N, I]
-  Tensor weight;  // [O, I]
-  Tensor bias;    // [O] optional
+  Tensor weight;  // [O, I], weight
+  Tensor bias;    // [O], weight; optional
   bool tf32 = false;
 };
 
@@ -111,14 +114,14 @@ struct LinearForward {
 struct LinearBackwardInput {
   Tensor dx;      // [N, I]
   Tensor dout;    // [N, O]
-  Tensor weight;  // [O, I]
+  Tensor weight;  // [O, I], weight
   bool tf32 = false;
 };
 
 // dweight += dout^T x,  dbias += column sums of dout
 struct LinearBackwardWeight {
-  Tensor dweight;  // [O, I] +=
-  Tensor dbias;    // [O] += optional
+  Tensor dweight;  // f32 [O, I] +=
+  Tensor dbias;    // f32 [O] += optional
   Tensor dout;     // [N, O]
   Tensor x;        // [N, I]
   bool tf32 = false;
@@ -351,7 +354,7 @@ struct AddLoss {
 // state->loss and grads.
 struct GradientNorm {
   StepState* state = nullptr;
-  std::span<const Tensor> grads;  // each contiguous, any shape, f32 or bf16
+  std::span<const Tensor> grads;  // f32, each contiguous, any shape
   float clip = 0;                 // 0: no clipping
 };
 
@@ -365,11 +368,11 @@ enum class Rounding : std::uint8_t { nearest, stochastic };
 //   param <- param - lr ( (m/(1-beta1^t)) / (sqrt(v/(1-beta2^t)) + eps) + weight_decay param )
 struct AdamW {
   StepState* state = nullptr;
-  Tensor param;   // [n], any dtype, read by the forward pass
+  Tensor param;   // [n], f32 or bf16, read by the forward pass
   Tensor master;  // f32 [n], master weights; absent if param is f32 and its own master
   Tensor m;       // f32 [n]
   Tensor v;       // f32 [n]
-  Tensor grad;    // [n]
+  Tensor grad;    // f32 [n]
   float beta1 = 0.9f;
   float beta2 = 0.95f;
   float eps = 1e-8f;

@@ -14,7 +14,8 @@ bool is_number(const char* symbol) {
 
 bool fits(DType dtype, Element element) {
   switch (element) {
-    case Element::model:
+    case Element::activation:
+    case Element::weight:
     case Element::real: return dtype == DType::f32 || dtype == DType::bf16;
     case Element::f32_or_f64: return dtype == DType::f32 || dtype == DType::f64;
     case Element::f32: return dtype == DType::f32;
@@ -26,7 +27,8 @@ bool fits(DType dtype, Element element) {
 
 const char* text_of(Element element) {
   switch (element) {
-    case Element::model:
+    case Element::activation:
+    case Element::weight:
     case Element::real: return "f32 or bf16";
     case Element::f32_or_f64: return "f32 or f64";
     case Element::f32: return "f32";
@@ -123,12 +125,12 @@ void Signature::present(const char* field, const Tensor& tensor) const {
 
 void Signature::check_element(const char* field, const Tensor& tensor, Element element) {
   if (!fits(tensor.dtype, element)) fail(field, tensor, std::string("expected ") + text_of(element));
-  if (element != Element::model) return;
-  if (!model_field_) {
-    model_ = tensor.dtype;
-    model_field_ = field;
-  } else if (tensor.dtype != model_) {
-    fail(field, tensor, std::string("expected ") + name_of(model_) + " like " + model_field_);
+  if (element != Element::activation && element != Element::weight) return;
+  if (!model_dtype_field_) {
+    model_dtype_ = tensor.dtype;
+    model_dtype_field_ = field;
+  } else if (tensor.dtype != model_dtype_) {
+    fail(field, tensor, std::string("expected ") + name_of(model_dtype_) + " like " + model_dtype_field_);
   }
 }
 

@@ -1,9 +1,9 @@
 // Signature: checks the operands of an operation against their documented shapes and dtypes, for example out
-// [N, C], mean f32 [N], weight [C]:
+// [N, C], mean f32 [N], weight f32 [C]:
 //
 //   Signature s("layernorm_forward");
-//   s.contiguous("x", op.x, Element::model, {"N", "C"});       // the first operand with an N or C defines it
-//   s.contiguous("weight", op.weight, Element::model, {"C"});  // later operands must have the same C
+//   s.contiguous("x", op.x, Element::activation, {"N", "C"});  // the first operand with an N or C defines it
+//   s.contiguous("weight", op.weight, Element::f32, {"C"});    // later operands must have the same C
 //
 // A mismatch throws std::invalid_argument, for example
 // "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)".
@@ -19,7 +19,8 @@
 namespace goat {
 
 enum class Element {
-  model,       // f32 or bf16, the same for all such operands
+  activation,  // f32 or bf16, the same for all activations and weights
+  weight,      // the same dtype as the activations
   real,        // f32 or bf16, each operand separately
   f32_or_f64,  // each operand separately
   f32,
@@ -80,8 +81,8 @@ class Signature {
   const char* operation_;
   std::array<Binding, max_bindings> bindings_{};
   int binding_count_ = 0;
-  DType model_{};
-  const char* model_field_ = nullptr;
+  DType model_dtype_{};  // of the activations and weights
+  const char* model_dtype_field_ = nullptr;
   Tensor elementwise_{};
   const char* elementwise_field_ = nullptr;
 };

@@ -42,9 +42,9 @@ inline StepState fresh_state() {
 
 // The state after GradientNorm over one gradient.
 inline StepState after_norm(Device& device, const StepState& before, const std::vector<double>& grad,
-                            float clip, DType dtype = DType::f32) {
+                            float clip) {
   const State state(device, before);
-  const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad", dtype);
+  const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad");
   const Tensor grads[] = {operand};
   device.run(GradientNorm{state.pointer(), grads, clip});
   return state.get();

@@ -188,8 +188,8 @@ TEST_CASE("linear backward: the same bits where slices or columns exceed a grid'
       const auto dout = Operand::normal(device, rng, {N, O}, "dout", 1, dtype),
                  x = Operand::normal(device, rng, {N, I}, "x", 1, dtype);
       check_small_grids([&] {
-        const auto dweight = Operand::zeros(device, {O, I}, "dweight", dtype),
-                   dbias = Operand::zeros(device, {O}, "dbias", dtype);
+        const auto dweight = Operand::zeros(device, {O, I}, "dweight"),
+                   dbias = Operand::zeros(device, {O}, "dbias");
         device.run(LinearBackwardWeight{dweight, dbias, dout, x});
         return dbias.values();
       });

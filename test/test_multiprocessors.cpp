@@ -50,8 +50,7 @@ TEST_CASE("adamw: updates every element, however few multiprocessors there are")
       const DeviceBuffer memory(device, sizeof state);
       device.upload(memory.data(), &state, sizeof state);
       const auto master = Operand::of(device, start, {n}, "master"), m = Operand::zeros(device, {n}, "m"),
-                 v = Operand::zeros(device, {n}, "v"),
-                 grad = Operand::of(device, gradient, {n}, "grad", dtype);
+                 v = Operand::zeros(device, {n}, "v"), grad = Operand::of(device, gradient, {n}, "grad");
       const Operand param(device, dtype, {n}, "param");
       device.run(AdamW{static_cast<StepState*>(memory.data()), param, master, m, v, grad});
       Values all = param.values();

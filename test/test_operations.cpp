@@ -152,15 +152,46 @@ TEST_CASE("operand checks: a message names operation, operand, shape, dtype and 
   op.weight = f32({4, 1});
   CHECK(complaint(op) == "layernorm_forward: weight [4, 1] f32: expected shape [C] = [4]");
   op.weight = bf16({4});
-  CHECK(complaint(op) == "layernorm_forward: weight [4] bf16: expected f32 like x");
-  op.weight = i32({4});
-  CHECK(complaint(op) == "layernorm_forward: weight [4] i32: expected f32 or bf16");
+  CHECK(complaint(op) == "layernorm_forward: weight [4] bf16: expected f32");
+  op.weight = f32({4});
+  op.x = i32({6, 4});
+  CHECK(complaint(op) == "layernorm_forward: x [6, 4] i32: expected f32 or bf16");
+  op.x = bf16({6, 4});
+  CHECK(complaint(op) == "layernorm_forward: residual [6, 4] f32: expected bf16 like x");
+  op.x = f32({6, 4});
   op.weight = {};
   CHECK(complaint(op) == "layernorm_forward: weight is missing");
   op.weight = Tensor::contiguous(nullptr, DType::f32, {4}, "w");
   CHECK(complaint(op) == "layernorm_forward: weight 'w' [4] f32: has no memory");
   op.weight = f32({4, 2}).select(1, 0);
   CHECK(complaint(op) == "layernorm_forward: weight [4] f32: expected a contiguous tensor");
+}
+
+TEST_CASE(
+    "operand checks: weights have the activations' dtype; norms' parameters and all gradients are f32") {
+  CHECK(complaint(EmbeddingForward{bf16({6, 4}), i32({6}), bf16({10, 4})}) == "");
+  CHECK(complaint(EmbeddingForward{bf16({6, 4}), i32({6}), f32({10, 4})}) ==
+        "embedding_forward: out [6, 4] bf16: expected f32 like table");
+  CHECK(complaint(EmbeddingBackward{f32({10, 4}), bf16({6, 4}), i32({6})}) == "");
+  CHECK(complaint(EmbeddingBackward{bf16({10, 4}), bf16({6, 4}), i32({6})}) ==
+        "embedding_backward: dtable [10, 4] bf16: expected f32");
+
+  CHECK(complaint(LinearForward{bf16({6, 3}), bf16({6, 4}), f32({3, 4}), {}}) ==
+        "linear_forward: weight [3, 4] f32: expected bf16 like x");
+  CHECK(complaint(LinearForward{bf16({6, 3}), bf16({6, 4}), bf16({3, 4}), f32({3})}) ==
+        "linear_forward: bias [3] f32: expected bf16 like x");
+  CHECK(complaint(LinearBackwardWeight{f32({3, 4}), f32({3}), bf16({6, 3}), bf16({6, 4})}) == "");
+  CHECK(complaint(LinearBackwardWeight{bf16({3, 4}), f32({3}), bf16({6, 3}), bf16({6, 4})}) ==
+        "linear_backward_weight: dweight [3, 4] bf16: expected f32");
+  CHECK(complaint(LinearBackwardWeight{f32({3, 4}), bf16({3}), bf16({6, 3}), bf16({6, 4})}) ==
+        "linear_backward_weight: dbias [3] bf16: expected f32");
+
+  const RmsNormBackward norm{bf16({6, 4}), f32({4}), bf16({6, 4}), bf16({6, 4}), f32({6}), f32({4})};
+  CHECK(complaint(norm) == "");
+  CHECK(complaint(norm, [](auto& op) { op.weight = bf16({4}); }) ==
+        "rmsnorm_backward: weight [4] bf16: expected f32");
+  CHECK(complaint(norm, [](auto& op) { op.dweight = bf16({4}); }) ==
+        "rmsnorm_backward: dweight [4] bf16: expected f32");
 }
 
 TEST_CASE("operand checks: embedding") {
@@ -218,7 +249,7 @@ TEST_CASE("operand checks: rmsnorm") {
   CHECK(complaint(forward, [](auto& op) { op.eps = -1; }) ==
         "rmsnorm_forward: eps = -1: expected a finite number above 0");
   CHECK(complaint(forward, [](auto& op) { op.weight = bf16({4}); }) ==
-        "rmsnorm_forward: weight [4] bf16: expected f32 like x");
+        "rmsnorm_forward: weight [4] bf16: expected f32");
   CHECK(complaint(forward, [](auto& op) { op.rstd = f32({5}); }) ==
         "rmsnorm_forward: rstd [5] f32: expected shape [N] = [6] (N = 6 in x)");
   CHECK(complaint(RmsNormForward{f32({6, 0}), f32({6}), {}, f32({6, 0}), {}, f32({0})}) ==
@@ -478,13 +509,12 @@ TEST_CASE("operand checks: optimizer") {
   CHECK(complaint(AddLoss{&state, f32({6}), f32({5})}) ==
         "add_loss: weights [5] f32: expected shape [N] = [6] (N = 6 in losses)");
 
-  const Tensor good[] = {f32({3, 4}), bf16({5}), f32({0, 2})};
-  const Tensor bad[] = {f32({3, 4}), i32({5})};
+  const Tensor good[] = {f32({3, 4}), f32({5}), f32({0, 2})};
+  const Tensor bad[] = {f32({3, 4}), bf16({5})};
   CHECK(complaint(GradientNorm{&state, good, 1.0f}) == "");
   CHECK(complaint(GradientNorm{&state, good, -1.0f}) ==
         "gradient_norm: clip = -1: expected a finite number, 0 for no clipping");
-  CHECK(complaint(GradientNorm{&state, bad, 1.0f}) ==
-        "gradient_norm: grads[1] [5] i32: expected f32 or bf16");
+  CHECK(complaint(GradientNorm{&state, bad, 1.0f}) == "gradient_norm: grads[1] [5] bf16: expected f32");
 
   CHECK(complaint(adamw()) == "");
   CHECK(complaint(adamw(), [](AdamW& op) { op.param = bf16({9}); }) == "adamw: master is missing");
@@ -499,8 +529,8 @@ TEST_CASE("operand checks: optimizer") {
   CHECK(complaint(adamw(), [](AdamW& op) {
           op.param = bf16({9});
           op.master = f32({9});
-          op.grad = bf16({9});
         }) == "");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.grad = bf16({9}); }) == "adamw: grad [9] bf16: expected f32");
 }
 
 TEST_CASE("operand checks: no tokens are allowed") {

@@ -36,7 +36,7 @@ void bench_embedding(Bench& bench, const Model& model) {
   const std::int64_t vocab = bench.size(50304, 512), n = model.tokens(), c = model.width;
   const Tensor tokens = arena.integers({n}, static_cast<std::int32_t>(vocab), "tokens"),
                table = arena.tensor(bf16, {vocab, c}, "table"), rows = arena.tensor(bf16, {n, c}, "rows"),
-               dtable = arena.zeros(bf16, {vocab, c}, "dtable");
+               dtable = arena.zeros(f32, {vocab, c}, "dtable");
   bench.time("embedding_forward", EmbeddingForward{rows, tokens, table}, facts_of(model));
   bench.time("embedding_backward", EmbeddingBackward{dtable, rows, tokens}, facts_of(model));
 }
@@ -47,9 +47,9 @@ void bench_layernorm(Bench& bench, const Model& model) {
   const Tensor out = arena.tensor(bf16, {n, c}, "out"), x = arena.tensor(bf16, {n, c}, "x"),
                residual = arena.tensor(bf16, {n, c}, "residual"), sum = arena.tensor(bf16, {n, c}, "sum"),
                dsum = arena.zeros(bf16, {n, c}, "dsum"), mean = arena.tensor(f32, {n}, "mean"),
-               rstd = arena.tensor(f32, {n}, "rstd"), weight = arena.tensor(bf16, {c}, "weight"),
-               bias = arena.tensor(bf16, {c}, "bias"), dweight = arena.zeros(bf16, {c}, "dweight"),
-               dbias = arena.zeros(bf16, {c}, "dbias");
+               rstd = arena.tensor(f32, {n}, "rstd"), weight = arena.tensor(f32, {c}, "weight"),
+               bias = arena.tensor(f32, {c}, "bias"), dweight = arena.zeros(f32, {c}, "dweight"),
+               dbias = arena.zeros(f32, {c}, "dbias");
   bench.time("layernorm_forward", LayerNormForward{out, mean, rstd, sum, x, residual, weight, bias},
              facts_of(model));
   bench.time("layernorm_backward", LayerNormBackward{dsum, dweight, dbias, out, sum, mean, rstd, weight},
@@ -62,7 +62,7 @@ void bench_rmsnorm(Bench& bench, const Model& model) {
   const Tensor out = arena.tensor(bf16, {n, c}, "out"), x = arena.tensor(bf16, {n, c}, "x"),
                residual = arena.tensor(bf16, {n, c}, "residual"), sum = arena.tensor(bf16, {n, c}, "sum"),
                dsum = arena.zeros(bf16, {n, c}, "dsum"), rstd = arena.tensor(f32, {n}, "rstd"),
-               weight = arena.tensor(bf16, {c}, "weight"), dweight = arena.zeros(bf16, {c}, "dweight");
+               weight = arena.tensor(f32, {c}, "weight"), dweight = arena.zeros(f32, {c}, "dweight");
   bench.time("rmsnorm_forward", RmsNormForward{out, rstd, sum, x, residual, weight}, facts_of(model));
   bench.time("rmsnorm_backward", RmsNormBackward{dsum, dweight, out, sum, rstd, weight}, facts_of(model));
 }
@@ -161,11 +161,11 @@ void time_layer(Bench& bench, const Model& model, const Layer& layer) {
   const std::int64_t n = model.tokens();
   const Tensor x = arena.tensor(bf16, {n, layer.in}, "x"),
                weight = arena.tensor(bf16, {layer.out, layer.in}, "weight"),
-               dweight = arena.zeros(bf16, {layer.out, layer.in}, "dweight"),
+               dweight = arena.zeros(f32, {layer.out, layer.in}, "dweight"),
                out = arena.tensor(bf16, {n, layer.out}, "out");
   Tensor bias, dbias;
   if (layer.bias)
-    bias = arena.tensor(bf16, {layer.out}, "bias"), dbias = arena.zeros(bf16, {layer.out}, "dbias");
+    bias = arena.tensor(bf16, {layer.out}, "bias"), dbias = arena.zeros(f32, {layer.out}, "dbias");
   nlohmann::ordered_json facts = facts_of(model);
   facts["layer"] = std::string(layer.name) + " " + std::to_string(layer.in) + ">" + std::to_string(layer.out);
   bench.time("linear_forward", LinearForward{out, x, weight, bias}, facts);
@@ -212,7 +212,7 @@ void bench_optimizer(Bench& bench) {
   const std::int64_t n = bench.size(std::int64_t{1} << 27, 1 << 12);
   const Tensor param = arena.tensor(bf16, {n}, "param"), master = arena.tensor(f32, {n}, "master"),
                m = arena.zeros(f32, {n}, "m"), v = arena.zeros(f32, {n}, "v"),
-               grad = arena.tensor(bf16, {n}, "grad"), memory = arena.zeros(DType::i32, {64}, "state");
+               grad = arena.tensor(f32, {n}, "grad"), memory = arena.zeros(DType::i32, {64}, "state");
   auto* state = static_cast<StepState*>(memory.data);
   const nlohmann::ordered_json facts = {{"parameters", n}};
   const std::vector<Tensor> grads(4, grad);

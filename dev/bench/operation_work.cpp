@@ -32,7 +32,11 @@ double lane_bytes(const Tensor& x, std::int64_t content_dim) {
 }  // namespace
 
 Work work_of(const EmbeddingForward& op) { return {0, bytes_of({op.out, op.out, op.tokens})}; }
-Work work_of(const EmbeddingBackward& op) { return {0, bytes_of({op.dout, op.dout, op.dout, op.tokens})}; }
+// Each row of dout once, and a row of dtable twice.
+Work work_of(const EmbeddingBackward& op) {
+  const double row_bytes = static_cast<double>(op.dout.elements()) * sizeof(float);
+  return {0, bytes_of({op.dout, op.tokens}) + 2 * row_bytes};
+}
 
 Work work_of(const LayerNormForward& op) {
   return {0, bytes_of({op.out, op.mean, op.rstd, op.sum, op.x, op.residual, op.weight, op.bias})};

@@ -87,7 +87,7 @@ constexpr int ahead = 4;   // rows that a thread reads before it adds the first
 // here and ends later in partials[2 chunk + 1].
 template <class T, int n>
 __global__ void __launch_bounds__(most_row_threads)
-    add_runs_kernel(T* dtable, float* partials, const T* dout, const std::int32_t* tokens,
+    add_runs_kernel(float* dtable, float* partials, const T* dout, const std::int32_t* tokens,
                     const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   GOAT_SHARED(rows, std::int32_t[chunk]);
   // The tokens of the chunk's places, of the place before and of the place after; -1: no token.
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(most_row_threads)
         const bool ends = run_token[i + 2] != run_token[i + 1];
         if (!ends && i + 1 < size) continue;
         if (ends && !began_before) {
-          T* to = dtable + run_token[i + 1] * width + c;
-          auto total = Pack<T, n>::load(to);
+          float* to = dtable + run_token[i + 1] * width + c;
+          auto total = Pack<float, n>::load(to);
 #pragma unroll
           for (int e = 0; e < n; ++e) total.set(e, total[e] + sum[e]);
           total.store(to);
@@ -138,9 +138,8 @@ __global__ void __launch_bounds__(most_row_threads)
 
 // dtable += the parts of a run that crosses chunks, added in their order and in double. The block takes the
 // run that begins in its chunk and does not end there, if there is one. A thread takes columns.
-template <class T>
 __global__ void __launch_bounds__(most_row_threads)
-    add_partials_kernel(T* dtable, const float* partials, const std::int32_t* tokens,
+    add_partials_kernel(float* dtable, const float* partials, const std::int32_t* tokens,
                         const std::int32_t* sorted, std::int64_t count, std::int64_t width) {
   const std::int64_t here = blockIdx.x;
   const auto token_at = [&](std::int64_t place) {
@@ -157,8 +156,8 @@ __global__ void __launch_bounds__(most_row_threads)
   for (std::int64_t c = threadIdx.x; c < width; c += blockDim.x) {
     double sum = static_cast<double>(partials[(2 * here + 1) * width + c]);
     for (std::int64_t i = here + 1; i <= last; ++i) sum += static_cast<double>(partials[2 * i * width + c]);
-    T* to = dtable + token * width + c;
-    *to = from_float<T>(static_cast<float>(static_cast<double>(to_float(*to)) + sum));
+    float* to = dtable + token * width + c;
+    *to = static_cast<float>(static_cast<double>(*to) + sum);
   }
 }
 }  // namespace
@@ -202,16 +201,17 @@ void CudaDevice::launch(const EmbeddingBackward& op) {
     order = sorted;
     std::swap(sorted, other);
   }
-  with_element_type(op.dtable.dtype, [&]<class T>(T) {
-    T *dtable = data_of<T>(op.dtable), *dout = data_of<T>(op.dout);
+  auto* dtable = data_of<float>(op.dtable);
+  with_element_type(op.dout.dtype, [&]<class T>(T) {
+    T* dout = data_of<T>(op.dout);
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(dout, width) && aligned_to_16(dtable);
     enqueue(vectors ? add_runs_kernel<T, size> : add_runs_kernel<T, 1>, chunks,
             threads_for_row(vectors ? width / size : width), 0, stream_, dtable, partials, dout, tokens,
             order, count, width);
-    enqueue(add_partials_kernel<T>, chunks, threads_for_row(width), 0, stream_, dtable, partials, tokens,
-            order, count, width);
   });
+  enqueue(add_partials_kernel, chunks, threads_for_row(width), 0, stream_, dtable, partials, tokens, order,
+          count, width);
 }
 
 }  // namespace goat::GOAT_TARGET

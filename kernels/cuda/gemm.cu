@@ -55,7 +55,7 @@ struct Product {
   Product(const Tensor& out_, Factor left_, Factor right_, const Tensor& bias, bool tf32)
       : out(layout_of(out_)), left(layout_of(left_.tensor)), right(layout_of(right_.tensor)) {
     const cublasComputeType_t products =
-        tf32 && out_.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+        tf32 && left_.tensor.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     check_cublas(cublasLtMatmulDescInit(&operation, products, CUDA_R_32F), "operation");
     set(CUBLASLT_MATMUL_DESC_TRANSA, right_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, left_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -104,9 +104,9 @@ std::string text_of(const Tensor& out, Factor left, Factor right, const Tensor& 
 }  // namespace
 
 struct Gemm::Library {
-  // The choice of an algorithm depends on: shapes (they determine the strides), dtype, transposed operands,
+  // The choice of an algorithm depends on: shapes (they determine the strides), dtypes, transposed operands,
   // bias, TF32, and alignments.
-  using Key = std::array<std::int64_t, 11>;
+  using Key = std::array<std::int64_t, 12>;
 
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
@@ -136,6 +136,7 @@ struct Gemm::Library {
                   out.shape[1],
                   k,
                   static_cast<int>(out.dtype),
+                  static_cast<int>(left.tensor.dtype),
                   left.transposed,
                   right.transposed,
                   static_cast<bool>(bias),

@@ -15,8 +15,9 @@ struct Factor {
   bool transposed;
 };
 
-// All operands are f32 or all are bf16; sums are fp32. Products of f32 are full fp32, or with `tf32` products
-// of operands rounded to TF32. Results are deterministic. Throws std::runtime_error that names the tensors.
+// left and right are both f32 or both bf16; out has their dtype, or is f32; bias has the dtype of out. Sums
+// are fp32. Products of f32 are full fp32, or with `tf32` products of operands rounded to TF32. Results are
+// deterministic. Throws std::runtime_error that names the tensors.
 class Gemm {
  public:
   explicit Gemm(Stream stream);

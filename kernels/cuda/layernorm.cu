@@ -14,8 +14,8 @@ void CudaDevice::launch(const LayerNormForward& op) {
                                             .rstd = data_of<float>(op.rstd),
                                             .x = data_of<T>(op.x),
                                             .residual = data_of<T>(op.residual),
-                                            .weight = data_of<T>(op.weight),
-                                            .bias = data_of<T>(op.bias),
+                                            .weight = data_of<float>(op.weight),
+                                            .bias = data_of<float>(op.bias),
                                             .rows = op.x.shape[0],
                                             .width = static_cast<int>(op.x.shape[1]),
                                             .eps = op.eps});
@@ -27,11 +27,11 @@ void CudaDevice::launch(const LayerNormForward& op) {
 void CudaDevice::launch(const LayerNormBackward& op) {
   with_element_type(op.dout.dtype, [&]<class T>(T) {
     const NormBackward<T> norm{.dsum = data_of<T>(op.dsum),
-                               .dweight = data_of<T>(op.dweight),
-                               .dbias = data_of<T>(op.dbias),
+                               .dweight = data_of<float>(op.dweight),
+                               .dbias = data_of<float>(op.dbias),
                                .dout = data_of<T>(op.dout),
                                .sum = data_of<T>(op.sum),
-                               .weight = data_of<T>(op.weight),
+                               .weight = data_of<float>(op.weight),
                                .mean = data_of<float>(op.mean),
                                .rstd = data_of<float>(op.rstd),
                                .rows = op.dout.shape[0],

@@ -47,9 +47,8 @@ __global__ void __launch_bounds__(32 * warps)
 }
 
 // sums[c] += the column sums of partial [slices, columns]. A block owns 32 columns.
-template <class T>
 __global__ void __launch_bounds__(32 * finish_warps)
-    add_slices_kernel(T* sums, const double* partial, std::int64_t slices, std::int64_t columns) {
+    add_slices_kernel(float* sums, const double* partial, std::int64_t slices, std::int64_t columns) {
   GOAT_SHARED(warp_sums, double[finish_warps][32]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(32 * finish_warps)
   __syncthreads();
   if (warp == 0 && column < columns) {
     for (int w = 1; w < finish_warps; ++w) total += warp_sums[w][lane];
-    sums[column] = from_float<T>(static_cast<float>(to_float(sums[column]) + total));
+    sums[column] = static_cast<float>(sums[column] + total);
   }
 }
 
@@ -117,9 +116,9 @@ void CudaDevice::launch(const LinearBackwardWeight& op) {
     enqueue(vectors ? column_sums_kernel<Vector<T>::size, T> : column_sums_kernel<1, T>,
             slices * divide_up(columns, 32 * width), 32 * warps, 0, stream_, partial, dout, rows, columns,
             static_cast<unsigned>(slices));
-    enqueue(add_slices_kernel<T>, divide_up(columns, 32), 32 * finish_warps, 0, stream_, data_of<T>(op.dbias),
-            partial, slices, columns);
   });
+  enqueue(add_slices_kernel, divide_up(columns, 32), 32 * finish_warps, 0, stream_, data_of<float>(op.dbias),
+          partial, slices, columns);
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -1,6 +1,7 @@
 // LayerNorm (centred = true) and RMSNorm (centred = false), with the residual connection before them:
 //   out = y weight + bias,  y = (sum - mean) rstd.
-// RMSNorm has mean = 0 and no bias.
+// RMSNorm has mean = 0 and no bias. weight, bias and their gradients are f32 for every element type T of the
+// rows.
 #pragma once
 
 #include "kernels/cuda/elementwise.cuh"
@@ -20,6 +21,7 @@ struct RowLayout {
   static constexpr int rows = threads / row_threads;
   static constexpr int held_width = held * row_threads * elements;  // the widest row that fits in registers
   using Part = Pack<T, elements>;
+  using Parameters = Pack<float, elements>;  // of weight or bias, for the columns of a Part
 
   // Calls body(i, c) for the i-th pack of this thread, which begins at column c.
   template <class Body>
@@ -78,7 +80,8 @@ template <class T>
 struct NormForward {
   T *out, *sum;
   float *mean, *rstd;
-  const T *x, *residual, *weight, *bias;
+  const T *x, *residual;
+  const float *weight, *bias;
   std::int64_t rows;
   int width;
   float eps;
@@ -124,6 +127,7 @@ __device__ __forceinline__ RowStatistics row_statistics(int width, float eps, El
 template <class T, bool centred, class Layout>
 __global__ void __launch_bounds__(Layout::threads) norm_forward_kernel(NormForward<T> op) {
   using Part = typename Layout::Part;
+  using Parameters = typename Layout::Parameters;
   const std::int64_t row = std::int64_t{blockIdx.x} * Layout::rows + threadIdx.x / Layout::row_threads;
   if (Layout::warps == 1 && row >= op.rows) return;  // a whole warp returns; this kernel has no barriers then
   const std::int64_t start = row * op.width;
@@ -151,9 +155,10 @@ __global__ void __launch_bounds__(Layout::threads) norm_forward_kernel(NormForwa
   const RowStatistics s = row_statistics<Layout, centred>(op.width, op.eps, element);
 
   Layout::for_each(op.width, [&](int i, int c) {
-    const Part values = element(i, c), weight = Part::load(op.weight + c);
-    Part bias{};
-    if constexpr (centred) bias = Part::load(op.bias + c);
+    const Part values = element(i, c);
+    const Parameters weight = Parameters::load(op.weight + c);
+    Parameters bias{};
+    if constexpr (centred) bias = Parameters::load(op.bias + c);
     Part out;
 #pragma unroll
     for (int e = 0; e < Part::size; ++e) {
@@ -188,9 +193,10 @@ struct NormBackward {
   // depend on the GPU.
   static constexpr std::int64_t most_blocks = 512;
 
-  T *dsum, *dweight, *dbias;
-  const T *dout, *sum, *weight;
-  const float *mean, *rstd;
+  T* dsum;
+  float *dweight, *dbias;
+  const T *dout, *sum;
+  const float *weight, *mean, *rstd;
   std::int64_t rows;
   int width;
 
@@ -213,6 +219,7 @@ __global__ void __launch_bounds__(Layout::threads)
     norm_backward_kernel(NormBackward<T> op, float* partials, std::int64_t block_rows) {
   state_dynamic_shared<norm_backward_shared_bytes<Layout, centred>>();
   using Part = typename Layout::Part;
+  using Parameters = typename Layout::Parameters;
   constexpr int held = Layout::held > 0 ? Layout::held : 1, gradients = centred ? 2 : 1;
   const int width = op.width;
   // [gradients, C]: dweight, dbias.
@@ -236,7 +243,7 @@ __global__ void __launch_bounds__(Layout::threads)
     if constexpr (Layout::held > 0) Layout::for_each(width, load);
     Layout::for_each(width, [&](int i, int c) {
       if constexpr (Layout::held == 0) load(i, c);
-      const Part weight = Part::load(op.weight + c);
+      const Parameters weight = Parameters::load(op.weight + c);
 #pragma unroll
       for (int e = 0; e < Part::size; ++e) {
         const float g = douts[i][e] * weight[e];
@@ -248,7 +255,7 @@ __global__ void __launch_bounds__(Layout::threads)
     const float g_mean = totals.x / static_cast<float>(width), gy_mean = totals.y / static_cast<float>(width);
     Layout::for_each(width, [&](int i, int c) {
       if constexpr (Layout::held == 0) load(i, c);
-      const Part weight = Part::load(op.weight + c);
+      const Parameters weight = Parameters::load(op.weight + c);
 #pragma unroll
       for (int e = 0; e < Part::size; ++e) {
         const float d = douts[i][e], y = (sums[i][e] - mean) * rstd;
@@ -290,11 +297,12 @@ __global__ void __launch_bounds__(Layout::threads)
 // ... in this order; then the slices are added in their order. A thread takes one column of a slice. partials
 // is [blocks, columns].
 constexpr int slices = 16;
-template <class T>
+template <bool centred>
 __global__ void __launch_bounds__(32 * slices)
-    norm_add_partials_kernel(T* dweight, T* dbias, const float* partials, std::int64_t blocks, int width,
-                             int columns) {
+    norm_add_partials_kernel(float* dweight, float* dbias, const float* partials, std::int64_t blocks,
+                             int width) {
   GOAT_SHARED(sums, double[slices][32]);
+  const int columns = (centred ? 2 : 1) * width;
   const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
   const int column = static_cast<int>(blockIdx.x) * 32 + lane;
   double sum = 0;
@@ -304,10 +312,10 @@ __global__ void __launch_bounds__(32 * slices)
   sums[slice][lane] = sum;
   __syncthreads();
   if (slice == 0 && column < columns) {
-    T* to = column < width ? dweight + column : dbias + (column - width);
+    float* to = column < width ? dweight + column : dbias + (column - width);
     double total = 0;
     for (int i = 0; i < slices; ++i) total += sums[i][lane];
-    *to = from_float<T>(static_cast<float>(static_cast<double>(to_float(*to)) + total));
+    *to = static_cast<float>(static_cast<double>(*to) + total);
   }
 }
 
@@ -321,8 +329,8 @@ void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* part
     enqueue(norm_backward_kernel<T, centred, Layout>, op.blocks(), Layout::threads,
             norm_backward_shared_bytes<Layout, centred>, stream, op, partials, op.block_rows());
   });
-  enqueue(norm_add_partials_kernel<T>, divide_up(columns, 32), 32 * slices, 0, stream, op.dweight, op.dbias,
-          partials, op.blocks(), op.width, columns);
+  enqueue(norm_add_partials_kernel<centred>, divide_up(columns, 32), 32 * slices, 0, stream, op.dweight,
+          op.dbias, partials, op.blocks(), op.width);
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -32,29 +32,27 @@ constexpr std::int64_t norm_chunk = 32768;  // elements that a block takes
 // The tensors of one launch. Block b takes a chunk of the last tensor i with first_block[i] <= b.
 struct GradientList {
   static constexpr int capacity = 64;
-  const void* data[capacity];
+  const float* data[capacity];
   std::int64_t elements[capacity];
   unsigned first_block[capacity + 1];
-  bool is_bf16[capacity];
   int tensors;
 };
 
 // In double the squares are exact, without overflow or underflow.
-template <class T>
-__device__ __forceinline__ double sum_of_squares(const T* values, std::int64_t count) {
-  constexpr int width = Vector<T>::size;
+__device__ __forceinline__ double sum_of_squares(const float* values, std::int64_t count) {
+  constexpr int width = Vector<float>::size;
   double sum = 0;
   std::int64_t done = 0;
   if (reinterpret_cast<std::uintptr_t>(values) % 16 == 0) {
     done = count / width * width;
     for (std::int64_t i = threadIdx.x * width; i < done; i += norm_threads * width) {
-      const Vector<T> vector = Vector<T>::load(values + i);
+      const auto vector = Vector<float>::load(values + i);
 #pragma unroll
       for (int e = 0; e < width; ++e) sum += static_cast<double>(vector[e]) * vector[e];
     }
   }
   for (std::int64_t i = done + threadIdx.x; i < count; i += norm_threads)
-    sum += static_cast<double>(to_float(values[i])) * to_float(values[i]);
+    sum += static_cast<double>(values[i]) * values[i];
   return sum;
 }
 
@@ -64,9 +62,7 @@ __global__ void __launch_bounds__(norm_threads)
   while (i + 1 < list.tensors && list.first_block[i + 1] <= blockIdx.x) ++i;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x - list.first_block[i]) * norm_chunk;
   const std::int64_t left = list.elements[i] - first, count = left < norm_chunk ? left : norm_chunk;
-  const double sum = list.is_bf16[i] ? sum_of_squares(static_cast<const bf16*>(list.data[i]) + first, count)
-                                     : sum_of_squares(static_cast<const float*>(list.data[i]) + first, count);
-  const double total = block_sum<norm_threads>(sum);
+  const double total = block_sum<norm_threads>(sum_of_squares(list.data[i] + first, count));
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
@@ -95,13 +91,13 @@ __global__ void __launch_bounds__(sum_threads)
 constexpr int adamw_threads = 256;
 constexpr int quad = 4;  // elements that a thread updates at a time: 16 bytes of f32
 
-template <class P, class G>
+template <class P>
 struct AdamWOperands {
   P* param;
   float* weights;  // the master weights; `param` if there are no separate ones
   float* m;
   float* v;
-  const G* grad;
+  const float* grad;
   std::int64_t count;
   float beta1, beta2, eps, weight_decay;
   bool stochastic;
@@ -109,25 +105,15 @@ struct AdamWOperands {
   bool vectors;  // all operands are aligned to quads
 };
 
-template <class T>
-struct alignas(quad * sizeof(T)) Quad {
-  T element[quad];
-};
-
 // The first `count` of four consecutive elements. With `vectors` and count == 4 this is one access of 16
-// bytes (8 bytes for bf16).
-template <class T>
-__device__ __forceinline__ void load(float (&values)[quad], const T* source, int count, bool vectors) {
-  using Bits = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+// bytes, or of 8 bytes where bf16 is stored.
+__device__ __forceinline__ void load(float (&values)[quad], const float* source, int count, bool vectors) {
   if (vectors && count == quad) {
-    const Bits bits = *reinterpret_cast<const Bits*>(source);
-    Quad<T> elements;
-    memcpy(&elements, &bits, sizeof bits);
-#pragma unroll
-    for (int e = 0; e < quad; ++e) values[e] = to_float(elements.element[e]);
+    const uint4 bits = *reinterpret_cast<const uint4*>(source);
+    memcpy(&values, &bits, sizeof bits);
   } else {
 #pragma unroll
-    for (int e = 0; e < quad; ++e) values[e] = e < count ? to_float(source[e]) : 0.0f;
+    for (int e = 0; e < quad; ++e) values[e] = e < count ? source[e] : 0.0f;
   }
 }
 template <class T>
@@ -181,8 +167,8 @@ struct AdamWStep {
   std::int64_t t;
 };
 
-template <class P, class G>
-__device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const AdamWStep& step,
+template <class P>
+__device__ __forceinline__ void update_quad(const AdamWOperands<P>& a, const AdamWStep& step,
                                             std::int64_t block) {
   const std::int64_t first = block * quad;
   const int count = a.count - first < quad ? static_cast<int>(a.count - first) : quad;
@@ -207,9 +193,9 @@ __device__ __forceinline__ void update_quad(const AdamWOperands<P, G>& a, const 
   if (static_cast<const void*>(a.weights) != a.param) store(a.weights + first, weights, count, a.vectors);
 }
 
-template <class P, class G>
+template <class P>
 __global__ void __launch_bounds__(adamw_threads)
-    adamw_kernel(const StepState* state, const AdamWOperands<P, G> a) {
+    adamw_kernel(const StepState* state, const AdamWOperands<P> a) {
   GOAT_SHARED(correction, float[2]);
   const std::int64_t t = state->updates;
   if (threadIdx.x < 2) {
@@ -255,9 +241,8 @@ void CudaDevice::launch(const GradientNorm& op) {
   };
   for (const Tensor& grad : op.grads) {
     const int i = list.tensors++;
-    list.data[i] = grad.data;
+    list.data[i] = data_of<float>(grad);
     list.elements[i] = grad.elements();
-    list.is_bf16[i] = grad.dtype == DType::bf16;
     list.first_block[i + 1] = list.first_block[i] + static_cast<unsigned>(blocks_of(grad));
     if (list.tensors == GradientList::capacity) flush();
   }
@@ -266,8 +251,8 @@ void CudaDevice::launch(const GradientNorm& op) {
 }
 
 // Neighbouring threads take neighbouring quads, so that every access of a warp is 512 consecutive bytes
-// (256 for bf16). Memory traffic: 28 bytes for each f32 parameter. A bf16 parameter with a master weight: 30
-// bytes with an f32 gradient, 28 with a bf16 gradient.
+// (256 for bf16). Memory traffic: 28 bytes for each f32 parameter, 30 for a bf16 parameter with a master
+// weight.
 void CudaDevice::launch(const AdamW& op) {
   const std::int64_t count = op.param.elements();
   if (count == 0) return;
@@ -276,25 +261,21 @@ void CudaDevice::launch(const AdamW& op) {
                        aligned_to_quads(op.v) && aligned_to_quads(op.grad);
   const std::int64_t blocks =
       std::min<std::int64_t>(divide_up(count, quad * adamw_threads), 8 * multiprocessors_);
-  with_element_type(op.param.dtype, [&](auto param_type) {
-    with_element_type(op.grad.dtype, [&](auto grad_type) {
-      using P = decltype(param_type);
-      using G = decltype(grad_type);
-      const AdamWOperands<P, G> operands{data_of<P>(op.param),
-                                         weights.as<float>(),
-                                         op.m.as<float>(),
-                                         op.v.as<float>(),
-                                         data_of<G>(op.grad),
-                                         count,
-                                         op.beta1,
-                                         op.beta2,
-                                         op.eps,
-                                         op.weight_decay,
-                                         op.rounding == Rounding::stochastic,
-                                         op.seed,
-                                         vectors};
-      enqueue(adamw_kernel<P, G>, blocks, adamw_threads, 0, stream_, op.state, operands);
-    });
+  with_element_type(op.param.dtype, [&]<class P>(P) {
+    const AdamWOperands<P> operands{data_of<P>(op.param),
+                                    weights.as<float>(),
+                                    op.m.as<float>(),
+                                    op.v.as<float>(),
+                                    op.grad.as<float>(),
+                                    count,
+                                    op.beta1,
+                                    op.beta2,
+                                    op.eps,
+                                    op.weight_decay,
+                                    op.rounding == Rounding::stochastic,
+                                    op.seed,
+                                    vectors};
+    enqueue(adamw_kernel<P>, blocks, adamw_threads, 0, stream_, op.state, operands);
   });
 }
 

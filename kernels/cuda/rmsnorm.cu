@@ -14,7 +14,7 @@ void CudaDevice::launch(const RmsNormForward& op) {
                                              .rstd = data_of<float>(op.rstd),
                                              .x = data_of<T>(op.x),
                                              .residual = data_of<T>(op.residual),
-                                             .weight = data_of<T>(op.weight),
+                                             .weight = data_of<float>(op.weight),
                                              .bias = nullptr,
                                              .rows = op.x.shape[0],
                                              .width = static_cast<int>(op.x.shape[1]),
@@ -27,11 +27,11 @@ void CudaDevice::launch(const RmsNormForward& op) {
 void CudaDevice::launch(const RmsNormBackward& op) {
   with_element_type(op.dout.dtype, [&]<class T>(T) {
     const NormBackward<T> norm{.dsum = data_of<T>(op.dsum),
-                               .dweight = data_of<T>(op.dweight),
+                               .dweight = data_of<float>(op.dweight),
                                .dbias = nullptr,
                                .dout = data_of<T>(op.dout),
                                .sum = data_of<T>(op.sum),
-                               .weight = data_of<T>(op.weight),
+                               .weight = data_of<float>(op.weight),
                                .mean = nullptr,
                                .rstd = data_of<float>(op.rstd),
                                .rows = op.dout.shape[0],

@@ -66,7 +66,7 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
   }
   if (k > 0) {
     std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
-    if (tf32 && out.dtype == DType::f32)
+    if (tf32 && left.tensor.dtype == DType::f32)
       for (std::vector<float>* factor : {&a, &b}) round_to_tf32(*factor);
     const dnnl_status_t status =
         dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
