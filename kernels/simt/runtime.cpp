@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "kernels/cpu/memory.h"
+#include "kernels/host_memory.h"
 #include "kernels/simt/device_memory.h"
 #include "kernels/simt/options.h"
 #include "kernels/simt/report.h"
