@@ -314,7 +314,7 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
 TEST_CASE("manifest: one of an older version has read train.batch sequences a step, of data unknown") {
   Manifest manifest;
   manifest.state = {.step = 7, .sequences = 1, .tokens = 1, .updates = 6, .seconds = 1.25, .loss = 3.5};
-  manifest.config = "[data]\nseq_len = 16\n[train]\nbatch = 4\n[eval]\nbatches = 3\n";
+  manifest.config = "[data]\nseq_len = 16\n[train]\nbatch = 4\nmicro_batch = 2\n[eval]\nbatches = 3\n";
   nlohmann::json json = nlohmann::json::parse(manifest_text(manifest));
   for (const char* name : {"sequences", "tokens", "best_loss", "data", "xxh3_64"}) json.erase(name);
   json["xxh3_64"] = checksum_of(json.dump());

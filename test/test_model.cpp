@@ -54,7 +54,9 @@ Config tiny_config(const Settings& settings = {}) {
 // A model with random parameters (also those that start at zero) on a device, and its stored values in
 // double.
 struct TestModel {
-  TestModel(const Config& config, Device& target, BatchShape shape, std::uint64_t seed) : device(target) {
+  TestModel(const Config& config, Device& target, BatchShape shape, std::uint64_t seed,
+            DType dtype = DType::f32)
+      : device(target), parameters(dtype) {
     declare_parameters(config, parameters);
     parameters.plan(memory, true);
     model = std::make_unique<Model>(config, shape, true, parameters, memory);
@@ -82,6 +84,7 @@ struct TestModel {
   // The gradient of a stored tensor, row-major.
   std::vector<double> gradient(const StoredTensor& tensor) {
     Tensor view = tensor.layout;
+    view.dtype = DType::f32;
     view.data = tensor.parameter->grad.as<float>() + tensor.offset;
     return goat::test::values_of(device, view);
   }
@@ -152,6 +155,42 @@ TEST_CASE("model: loss and every tensor's gradient match float64 central differe
         INFO("got " << got << ", want " << want);
         CHECK(std::abs(got - want) <= 1e-4 * std::sqrt(terms) + noise);
       }
+    }
+  }
+}
+
+TEST_CASE("model: in bf16, loss and gradients are those of fp32 but for the rounding of activations") {
+  for (const std::string& device_name : goat::test::device_names(DType::bf16)) {
+    const auto device = open_device(device_name);
+    for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
+      const std::uint64_t seed = goat::test::fresh_seed();
+      INFO("device " << device_name << ", " << variant.name << ", seed " << seed);
+      const Config config = tiny_config(variant.settings);
+      const BatchShape shape{2, config.data.seq_len};
+      TestModel exact(config, *device, shape, seed), rounded(config, *device, shape, seed, DType::bf16);
+      for (const StoredTensor& tensor : exact.parameters.stored()) {
+        const std::vector<double> values = goat::test::rounded_to(DType::bf16, exact.values.at(tensor.name));
+        for (TestModel* test : {&exact, &rounded})
+          for (const StoredTensor& own : test->parameters.stored())
+            if (own.name == tensor.name)
+              test->parameters.write(*device, own, std::vector<float>(values.begin(), values.end()));
+      }
+      for (TestModel* test : {&exact, &rounded}) {
+        test->parameters.zero_gradients(*device);
+        test->model->forward_backward(*device, 1.0f / static_cast<float>(shape.tokens()));
+      }
+      CHECK(rounded.mean_loss() == Approx(exact.mean_loss()).epsilon(0.01));
+      CHECK(rounded.mean_loss() != exact.mean_loss());
+      double squares = 0, errors = 0;
+      for (std::size_t i = 0; i < exact.parameters.stored().size(); ++i) {
+        const std::vector<double> want = exact.gradient(exact.parameters.stored()[i]),
+                                  got = rounded.gradient(rounded.parameters.stored()[i]);
+        for (std::size_t n = 0; n < want.size(); ++n) {
+          squares += want[n] * want[n];
+          errors += (got[n] - want[n]) * (got[n] - want[n]);
+        }
+      }
+      CHECK(std::sqrt(errors) <= 0.03 * std::sqrt(squares));
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "test/catch.h"
+#include "test/operand.h"
 #include "train/model/model_parameters.h"
 
 using namespace goat;
@@ -135,5 +136,45 @@ TEST_CASE("parameters: a llama model stores these tensors, and no bias") {
       expected[prefix + "mlp.down.weight"] = {width, ff_width};
     }
     CHECK(shapes == expected);
+  }
+}
+
+TEST_CASE("parameters: a bf16 model has f32 masters, gradients and moments, and its vectors stay f32") {
+  for (const bool training : {true, false}) {
+    INFO((training ? "training" : "no training"));
+    const auto device = open_device("cpu");  // which holds bf16 memory, though it computes in f32
+    ParameterSet parameters(DType::bf16);
+    MemoryPlan memory;
+    const Parameter& matrix = parameters.declare("matrix", {3, 5}, ParameterRole::matrix, {.std = 1});
+    const Parameter& bias = parameters.declare("bias", {7}, ParameterRole::bias, {.std = 1});
+    const Parameter& vector = parameters.declare("vector", {9}, ParameterRole::vector, {.std = 1});
+    parameters.plan(memory, training);
+    memory.allocate(*device);
+    parameters.bind();
+    parameters.initialize(*device, 5);
+
+    CHECK(parameters.groups().size() == 3);
+    for (const Parameter* rounded : {&matrix, &bias}) {
+      CHECK(rounded->value.dtype == DType::bf16);
+      CHECK(static_cast<bool>(rounded->master) == training);
+    }
+    CHECK(vector.value.dtype == DType::f32);
+    CHECK_FALSE(vector.master);
+    for (const auto& group : parameters.groups())
+      for (const Tensor& state : {group.master, group.grad, group.m, group.v})
+        if (state) CHECK(state.dtype == DType::f32);
+
+    for (const StoredTensor& tensor : parameters.stored()) {
+      INFO(tensor.name);
+      std::vector<float> values(static_cast<std::size_t>(tensor.layout.elements()));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1.0f / static_cast<float>(i + 3);
+      parameters.write(*device, tensor, values);
+      const bool exact = tensor.parameter == &vector;
+      const std::vector<double> written(values.begin(), values.end()),
+          rounded = goat::test::rounded_to(DType::bf16, written);
+      CHECK(goat::test::values_of(*device, tensor.parameter->value) == (exact ? written : rounded));
+      const std::vector<float> read = parameters.read(*device, tensor);
+      CHECK(std::vector<double>(read.begin(), read.end()) == (exact || training ? written : rounded));
+    }
   }
 }
