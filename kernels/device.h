@@ -14,6 +14,12 @@ struct DeviceInfo {
   std::string description;  // "AMD EPYC, 2 threads, AVX-512, oneDNN 2.6.3"
 };
 
+// Memory for the temporary data of operations.
+struct WorkspaceMemory {
+  void* data = nullptr;  // 256-byte aligned
+  std::size_t bytes = 0;
+};
+
 // Operations and copies are enqueued on the device's stream and complete in order. synchronize() waits for
 // all of them. Failures throw std::runtime_error; allocate throws std::bad_alloc.
 class Device {
@@ -34,6 +40,19 @@ class Device {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // device to device, not overlapping
   virtual void synchronize() = 0;
 
+  // From now on operations take their temporary memory from `memory`, which must stay allocated until they
+  // are complete. An operation that needs more throws std::logic_error and changes nothing. Without data the
+  // device allocates what they need itself. Returns the memory that was used until now.
+  virtual WorkspaceMemory use_workspace(WorkspaceMemory memory) = 0;
+
+  // The bytes of temporary memory that the operation takes. They depend on the device and on the shapes,
+  // dtypes and flags of the operation, not on what its tensors hold or where they are: the tensors may be
+  // planned.
+#define GOAT_DECLARE_WORKSPACE(Operation, name) \
+  virtual std::size_t workspace(const Operation&) const { return 0; }
+  GOAT_FOR_EACH_OPERATION(GOAT_DECLARE_WORKSPACE)
+#undef GOAT_DECLARE_WORKSPACE
+
   // Checks the operands and enqueues the operation.
   template <class Operation>
   void run(const Operation& op) {
@@ -51,6 +70,20 @@ class Device {
 // why the device was chosen and, if a GPU cannot be used, what would make it usable. Throws
 // std::invalid_argument if this binary or this machine lacks the device; the message says how to get it.
 std::unique_ptr<Device> open_device(const std::string& name, std::string* reason = nullptr);
+
+// While this lives, the device's operations take their temporary memory from `memory`.
+class WorkspaceScope {
+ public:
+  WorkspaceScope(Device& device, WorkspaceMemory memory)
+      : device_(device), before_(device.use_workspace(memory)) {}
+  WorkspaceScope(const WorkspaceScope&) = delete;
+  WorkspaceScope& operator=(const WorkspaceScope&) = delete;
+  ~WorkspaceScope() { device_.use_workspace(before_); }
+
+ private:
+  Device& device_;
+  WorkspaceMemory before_;
+};
 
 // Device memory that is released when its owner is destroyed.
 class DeviceBuffer {

@@ -395,6 +395,12 @@ struct Cast {
   Tensor x;    // f32 or bf16
 };
 
+// The operation's name in messages: "embedding_forward".
+#define GOAT_NAME_OPERATION(Operation, name) \
+  constexpr const char* name_of(const Operation&) { return #name; }
+GOAT_FOR_EACH_OPERATION(GOAT_NAME_OPERATION)
+#undef GOAT_NAME_OPERATION
+
 // Throws std::invalid_argument if the operands do not fit together, for example "layernorm_forward: weight
 // 'name' [3] f32: expected shape [C] = [4] (C = 4 in x)".
 #define GOAT_DECLARE_CHECK(Operation, name) void check(const Operation& op);

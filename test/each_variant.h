@@ -3,6 +3,7 @@
 
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/tested_device.h"
 
 namespace goat::test {
 
@@ -10,7 +11,7 @@ namespace goat::test {
 template <class Body>
 void for_each_variant(Body body) {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

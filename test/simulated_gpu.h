@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/scoped_options.h"
+#include "test/tested_device.h"
 
 namespace goat::test {
 
@@ -19,7 +20,7 @@ class SimulatedGpu {
   explicit SimulatedGpu(int architecture, int multiprocessors = 0) {
     options_->architecture = architecture;
     if (multiprocessors > 0) options_->multiprocessors = multiprocessors;
-    device_ = open_device("simt");
+    device_ = open_tested("simt");
   }
   Device& operator*() const { return *device_; }
 

@@ -9,6 +9,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 #ifdef GOAT_HAS_SIMT
@@ -146,7 +147,7 @@ TEST_CASE("attention oracle: dkey_bias is the central difference in a bias of th
 
 TEST_CASE("attention forward and backward: match float64 at odd lengths", "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -162,7 +163,7 @@ TEST_CASE("attention forward and backward: match float64 at odd lengths", "[atte
 TEST_CASE("attention forward and backward: match float64 for every head dimension, with and without lanes",
           "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -178,7 +179,7 @@ TEST_CASE("attention forward and backward: match float64 for every head dimensio
 TEST_CASE("attention forward and backward: match float64 where queries and keys differ in number",
           "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -195,7 +196,7 @@ TEST_CASE("attention forward and backward: match float64 where queries and keys 
 
 TEST_CASE("attention forward and backward: match float64 with steep slopes over many keys", "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -213,7 +214,7 @@ TEST_CASE("attention forward and backward: match float64 with steep slopes over 
 
 TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=1000", "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -236,7 +237,7 @@ TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=100
 TEST_CASE("attention backward: the other gradients are the same bits without the optional ones",
           "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     Rng rng(fresh_seed());
     const AttentionShape shape{1, 130, 130, 2, 32, 22, 8, true, true};
     const AttentionProblem problem = random_attention(shape, rng);
@@ -257,7 +258,7 @@ TEST_CASE("attention backward: the other gradients are the same bits without the
 
 TEST_CASE("attention forward and backward: the same bits every run", "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     Rng rng(fresh_seed());
     for (const Index heads : {1, 5}) {
       const Index length = reduced() ? 133 : 333;
@@ -270,7 +271,7 @@ TEST_CASE("attention forward and backward: the same bits every run", "[attention
 }
 
 TEST_CASE("attention on the cpu: the same bits for every number of threads", "[attention]") {
-  const auto device = open_device("cpu");
+  const auto device = open_tested("cpu");
   Rng rng(fresh_seed());
   const int threads = omp_get_max_threads();
   for (const bool causal : {true, false}) {
@@ -287,7 +288,7 @@ TEST_CASE("attention on the cpu: the same bits for every number of threads", "[a
 
 TEST_CASE("attention forward: a NaN reaches the rows that see it and no earlier tile", "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     Rng rng(fresh_seed());
     AttentionProblem problem = random_attention({1, 400, 400, 1, 16, 16, 0, true, true}, rng);
     problem.k[250 * 16] = std::numeric_limits<double>::quiet_NaN();
@@ -304,7 +305,7 @@ TEST_CASE("attention forward: a NaN reaches the rows that see it and no earlier 
 TEST_CASE(
     "attention on the cpu: memory is linear in T, 32768 tokens forward and backward in less than 64 MiB more",
     "[attention]") {
-  const auto device = open_device("cpu");
+  const auto device = open_tested("cpu");
   Rng rng(fresh_seed());
   const Index length = reduced() ? 4096 : 32768;
   const AttentionProblem problem = random_attention({1, length, length, 1, 32, 22, 8, true, true}, rng);

@@ -11,6 +11,7 @@
 #include "test/catch.h"
 #include "test/plain_bf16_attention.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 #ifdef GOAT_HAS_SIMT
@@ -127,7 +128,7 @@ void check_shape(Device& device, AttentionShape shape, Rng& rng, Layout layout =
 template <class Test>
 void on_devices(Test test) {
   for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -305,7 +306,7 @@ TEST_CASE("bf16 attention: what the optional outputs leave out changes no bit of
 
 TEST_CASE("bf16 attention: the same bits for every order of threads and copies", "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

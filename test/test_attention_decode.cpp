@@ -5,6 +5,7 @@
 #include "test/catch.h"
 #include "test/each_variant.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 #ifdef GOAT_HAS_SIMT
 #include "test/simulated_gpu.h"
@@ -168,7 +169,7 @@ TEST_CASE("attention decode: the last rows of a long sequence are the same alone
 
 TEST_CASE("attention decode: the same bits in any order of threads", "[attention]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     Rng rng(fresh_seed());
     for (const Index head_dim : {32, 33}) {
       const AttentionProblem problem =

@@ -11,6 +11,7 @@
 #include "test/attention_prior.h"
 #include "test/catch.h"
 #include "test/plain_bf16_attention.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using namespace goat;
@@ -164,7 +165,7 @@ void check_logits(Index t_q, Index modes, const std::vector<double>& slopes) {
   constexpr Index head_dim = 32;
   const Index length = reduced() ? 4096 : 32768;
   for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed << ", T_q " << t_q << ", R " << modes);
     Rng rng(seed);
@@ -248,7 +249,7 @@ TEST_CASE(
     "packed S",
     "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -275,7 +276,7 @@ TEST_CASE(
     "T=200",
     "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

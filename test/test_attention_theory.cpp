@@ -7,6 +7,7 @@
 #include "test/attention_operands.h"
 #include "test/attention_prior.h"
 #include "test/catch.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using namespace goat;
@@ -41,7 +42,7 @@ TEST_CASE(
     "backward",
     "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -71,7 +72,7 @@ TEST_CASE(
 TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as a key bias lambda j",
           "[attention]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -99,7 +100,7 @@ TEST_CASE(
     "attention theory: zero lanes are attention on d_c content dimensions, bit for bit, forward and backward",
     "[attention]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO(name << " " << name_of(dtype));
     Rng rng(fresh_seed());
     const Index length = 150, width = 64;
@@ -134,7 +135,7 @@ TEST_CASE(
     "attention theory: pi e^-w <= p <= pi e^w for content of range w, and p -> pi as w -> 0 (Theorem 1)",
     "[attention]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << " " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -173,7 +174,7 @@ TEST_CASE(
     "(Theorem 2)",
     "[attention]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << " " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -206,7 +207,7 @@ TEST_CASE(
     "attention theory: a prior of the keys alone has rank one: every query weighs them alike, bit for bit",
     "[attention]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO(name << " " << name_of(dtype));
     Rng rng(fresh_seed());
     const Index length = 60, width = 64, content = 60;
@@ -231,7 +232,7 @@ TEST_CASE(
       reduced() ? std::vector{alibi_slopes(12).front(), alibi_slopes(12).back()} : alibi_slopes(12);
   for (const std::string& name : device_names())
     for (const Index modes : reduced() ? std::vector<Index>{1, 8} : std::vector<Index>{1, 2, 4, 8}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const auto seed = fresh_seed();
       INFO(name << ", GOAT_TEST_SEED=" << seed << ", R " << modes);
       Rng rng(seed);

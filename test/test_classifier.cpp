@@ -9,6 +9,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -139,7 +140,7 @@ TEST_CASE("classifier: losses and gradients match float64 at odd shapes, whateve
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -153,7 +154,7 @@ TEST_CASE("classifier: row weights scale the gradient and leave the losses") {
   Rng rng(seed);
   std::uniform_real_distribution<float> uniform(0.1f, 3);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -172,7 +173,7 @@ TEST_CASE("classifier: masked rows have no loss and no gradient, even where thei
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -191,7 +192,7 @@ TEST_CASE("classifier: logits of +-80 and offsets of +-10,000 match float64") {
   Rng rng(seed);
   std::bernoulli_distribution coin;
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : {Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -212,7 +213,7 @@ TEST_CASE(
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : {Shape{5, 2, 3}, Shape{17, 65, 128}, large(3)}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -241,7 +242,7 @@ TEST_CASE("classifier: a NaN or infinite logit makes the loss of its own row NaN
   Rng rng(seed);
   const Shape s{5, 100, 128};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const double bad : {not_a_number, std::numeric_limits<double>::infinity()})
       for (const bool at_target : {true, false})
         for (const bool backward : {true, false}) {
@@ -260,7 +261,7 @@ TEST_CASE("classifier: without backward the logits stay as they are, bit for bit
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.rows << ", V "
                      << s.vocab << ", V_p " << s.padded);
@@ -282,7 +283,7 @@ TEST_CASE("classifier: the same bits in every order of the work") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : {Shape{5, 5003, 5056}, Shape{3, 999, 1001}}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", V_p " << s.padded);
       const Batch batch = random_batch(rng, dtype, s, 2);
@@ -300,7 +301,7 @@ TEST_CASE("classifier: logits that do not start on 16 bytes match float64") {
   Rng rng(seed);
   const Shape s{5, 61, 64};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const Batch batch = random_batch(rng, dtype, s, 2);
     Values shifted = batch.logits;
@@ -321,7 +322,7 @@ TEST_CASE("classifier: logits of -infinity take no part") {
   Rng rng(seed);
   const Shape s{3, 9000, 9000};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     Batch batch = random_batch(rng, dtype, s, 2);
     for (std::size_t i = 0; i < batch.logits.size(); ++i)
@@ -337,7 +338,7 @@ TEST_CASE(
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     if (name == "cpu") continue;  // refuses it
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const double bad : {17.0, 24.0, 2147483647.0}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", target " << bad);
       Batch good = random_batch(rng, dtype, {3, 17, 24}, 2);
@@ -381,7 +382,7 @@ TEST_CASE("classifier: the float64 gradient is the derivative of the weighted fl
 }
 
 TEST_CASE("classifier: the CPU refuses a target outside the vocabulary, names it and leaves the logits") {
-  const auto device = open_device("cpu");
+  const auto device = open_tested("cpu");
   const Values values(16, 0.5);
   const auto logits = Operand::of(*device, values, {2, 8}, "logits");
   const Operand row_losses(*device, DType::f32, {2}, "losses");

@@ -5,6 +5,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using goat::Cast;
 using goat::DType;
@@ -22,7 +23,7 @@ const std::vector<std::int64_t> sizes = {0, 1, 3, 7, 8, 64, 1001, 8192 + 13};
 template <class Body>
 void on_every_device(Body body) {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

@@ -7,6 +7,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -68,7 +69,7 @@ TEST_CASE("embedding forward: copies the rows of the table exactly") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V "
                      << s.vocab << ", C " << s.width);
@@ -86,7 +87,7 @@ TEST_CASE(
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", V "
                      << s.vocab << ", C " << s.width);
@@ -113,7 +114,7 @@ TEST_CASE("embedding backward: one token repeated throughout the batch matches f
   Rng rng(seed);
   const Shape s{2000, 9, 130};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto dtable = Operand::zeros(*device, {s.vocab, s.width}, "dtable");
     const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
@@ -128,7 +129,7 @@ TEST_CASE("embedding backward: one token repeated throughout the batch matches f
 
 TEST_CASE("embedding backward: adds in the order of n") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype));
     const double huge = 0x1p30;  // 1 is lost where it is added to it
     const auto dtable = Operand::zeros(*device, {3, 1}, "dtable");
@@ -150,7 +151,7 @@ TEST_CASE("embedding backward: common tokens among rare ones, in a large vocabul
   for (std::int64_t n = 0; n < s.tokens; ++n)
     ids.push_back(n % 3 == 0 ? uniform(rng) : 65000 - 300 * geometric(rng));
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto dtable = Operand::normal(*device, rng, {s.vocab, s.width}, "dtable", 3);
     const auto dout = Operand::normal(*device, rng, {s.tokens, s.width}, "dout", 1, dtype);
@@ -164,7 +165,7 @@ TEST_CASE("embedding backward: common tokens among rare ones, in a large vocabul
 
 TEST_CASE("embedding: no tokens are no work") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype));
     const auto table = Operand::zeros(*device, {2, 3}, "table", dtype),
                dtable = Operand::of(*device, {1, 2, 3, 4, 5, 6}, {2, 3}, "dtable");
@@ -179,7 +180,7 @@ TEST_CASE("embedding: bitwise the same in any order of the threads") {
   const auto seed = fresh_seed();
   for (const Shape& s : {Shape{1031, 40, 197}, Shape{700, 300, 64}}) {
     for (const auto& [name, dtype] : variants()) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
       check_schedules(name, [&, type = dtype] {
         Rng rng(seed);
@@ -224,7 +225,7 @@ TEST_CASE("embedding: the float64 gradient is the derivative of the float64 forw
 }
 
 TEST_CASE("embedding: the CPU refuses a token outside the table, names it and writes nothing") {
-  const auto device = open_device("cpu");
+  const auto device = open_tested("cpu");
   const auto table = Operand::zeros(*device, {7, 4}, "table");
   const auto rows = Operand::zeros(*device, {3, 4}, "out");
   for (const double bad : {-1.0, 7.0, 2147483647.0}) {

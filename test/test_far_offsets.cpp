@@ -7,6 +7,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/tested_device.h"
 
 #ifdef GOAT_HAS_SIMT
 #include "test/scoped_options.h"
@@ -97,7 +98,7 @@ void for_each_host_variant(Body body) {
   if (keeps_notes()) return;
   for (const auto& [name, dtype] : variants()) {
     if (name == "cuda") continue;
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const auto seed = fresh_seed();
     INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

@@ -5,6 +5,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using goat::DType;
 using goat::GeluBackward;
@@ -49,7 +50,7 @@ TEST_CASE("gelu: the derivative of the oracle is its numerical derivative") {
 
 TEST_CASE("gelu: forward and backward match float64 at odd sizes and small and large arguments") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -71,7 +72,7 @@ TEST_CASE("gelu: forward and backward match float64 at odd sizes and small and l
 
 TEST_CASE("gelu forward: the left tail keeps its relative accuracy") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     Values points;
     for (int step = -6 * 64; step < 0; ++step) points.push_back(step / 64.0);
@@ -90,7 +91,7 @@ TEST_CASE("gelu forward: the left tail keeps its relative accuracy") {
 TEST_CASE(
     "gelu: passes large arguments, shuts small ones off, keeps NaN, and has the right derivative there") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto x = Operand::of(*device, {0, 25, 1e20, infinity, -25, -1e20, std::nan("")}, {7}, "x", dtype);
     const auto dout = Operand::of(*device, Values(7, 1), {7}, "dout", dtype);
@@ -111,7 +112,7 @@ TEST_CASE(
 
 TEST_CASE("gelu backward: dx may be written over dout, and any shape is one array") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -125,7 +126,7 @@ TEST_CASE("gelu backward: dx may be written over dout, and any shape is one arra
 
 TEST_CASE("gelu: operands may start at any element") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -140,7 +141,7 @@ TEST_CASE("gelu: operands may start at any element") {
 
 TEST_CASE("gelu: bitwise the same in any order of the threads") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     goat::test::check_schedules(name, [&, type = dtype] {

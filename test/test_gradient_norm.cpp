@@ -7,6 +7,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/step_state.h"
+#include "test/tested_device.h"
 
 using goat::AddLoss;
 using goat::GradientNorm;
@@ -31,7 +32,7 @@ bool is_nearest_float(float got, double want) {
 
 TEST_CASE("add loss: adds the weighted sum of the losses to the step's loss") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -58,7 +59,7 @@ TEST_CASE("add loss: adds the weighted sum of the losses to the step's loss") {
 
 TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shapes and sizes") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -82,7 +83,7 @@ TEST_CASE("gradient norm: is the 2-norm over all gradients, whatever their shape
 
 TEST_CASE("gradient norm: squares neither overflow nor vanish, wherever in a gradient they stand") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     for (const double value : {3e25, 3e-25})
       for (const std::size_t count : {1, 8, 11, 4099}) {  // 8 are read as vectors, 1 and 3 alone
@@ -96,7 +97,7 @@ TEST_CASE("gradient norm: squares neither overflow nor vanish, wherever in a gra
 
 TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or a zero gradient") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 1).clip_scale == Approx(0.2));
     CHECK(after_norm(*device, fresh_state(), {3, 4}, 2).clip_scale == Approx(0.4));
@@ -114,7 +115,7 @@ TEST_CASE("gradient norm: clips only a norm above clip, and never with clip 0 or
 
 TEST_CASE("gradient norm: a loss or gradient that is not finite skips the update, with clipping on or off") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     const float largest = std::numeric_limits<float>::max();
     StepState bad_loss = fresh_state();
@@ -135,7 +136,7 @@ TEST_CASE("gradient norm: a loss or gradient that is not finite skips the update
 
 TEST_CASE("gradient norm: skips in a row are counted, and an applied update ends the row") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     StepState state = fresh_state();
     const double nan = std::nan("");
@@ -154,7 +155,7 @@ TEST_CASE(
     "gradient norm: many tensors, empty ones and ones that start anywhere in memory, count each element "
     "once") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

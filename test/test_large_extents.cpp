@@ -7,6 +7,7 @@
 #include "test/catch.h"
 #include "test/each_variant.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 #ifdef GOAT_HAS_SIMT
 #include "test/scoped_options.h"
@@ -92,7 +93,7 @@ void for_each_simulated(Body body) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::vector<std::string> names = device_names(dtype);
     if (std::find(names.begin(), names.end(), "simt") == names.end()) continue;
-    const auto device = open_device("simt");
+    const auto device = open_tested("simt");
     const auto seed = fresh_seed();
     INFO(name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);

@@ -5,6 +5,7 @@
 #include "test/norm_shapes.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using goat::Device;
@@ -112,7 +113,7 @@ BackwardCall backward_call(Device& device, Rng& rng, Shape shape, DType dtype) {
 
 TEST_CASE("layernorm forward: matches float64 at odd shapes, with and without a residual") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -145,7 +146,7 @@ TEST_CASE("layernorm forward: matches float64 at odd shapes, with and without a 
 TEST_CASE(
     "layernorm forward: keeps its accuracy where the mean is a thousand or a million standard deviations") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -176,7 +177,7 @@ TEST_CASE(
 
 TEST_CASE("layernorm forward: a constant row gives the bias and a finite rstd, however large the constant") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const std::int64_t C = 100;
     const auto bias = Operand::of(*device, Values(C, 0.25), {C}, "bias"),
@@ -197,7 +198,7 @@ TEST_CASE("layernorm forward: a constant row gives the bias and a finite rstd, h
 
 TEST_CASE("layernorm forward: the sum may be written over x or over the residual") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -225,7 +226,7 @@ TEST_CASE("layernorm forward: the sum may be written over x or over the residual
 
 TEST_CASE("layernorm forward: a NaN stays in its row, and no tokens are no work") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto x = Operand::of(*device, {1, 2, 3, 4, std::nan(""), 6, 7, 8, 10}, {3, 3}, "x", dtype);
     const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight"),
@@ -271,7 +272,7 @@ TEST_CASE("layernorm backward: the oracle is the numerical derivative of the for
 
 TEST_CASE("layernorm backward: matches float64 at odd shapes and adds to what is there") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -297,7 +298,7 @@ TEST_CASE("layernorm backward: matches float64 at odd shapes and adds to what is
 
 TEST_CASE("layernorm backward: the gradients of weight and bias keep their accuracy over many rows") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -316,7 +317,7 @@ TEST_CASE("layernorm backward: the gradients of weight and bias keep their accur
 
 TEST_CASE("layernorm: operands may start at any element") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -336,7 +337,7 @@ TEST_CASE("layernorm: operands may start at any element") {
 
 TEST_CASE("layernorm: bitwise the same in any order of the threads") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     const std::int64_t rows = goat::test::reduced() ? 77 : 777;

@@ -6,6 +6,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -106,7 +107,7 @@ TEST_CASE("linear forward: matches float64 at odd shapes, with and without bias"
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
                      << s.in << ", O " << s.out);
@@ -129,7 +130,7 @@ TEST_CASE("linear backward: the input's gradient matches float64 at odd shapes")
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
                      << s.in << ", O " << s.out);
@@ -147,7 +148,7 @@ TEST_CASE("linear backward: weight and bias gradients add to what is there and m
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const Shape& s : shapes()) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << s.tokens << ", I "
                      << s.in << ", O " << s.out);
@@ -172,7 +173,7 @@ TEST_CASE("linear backward: the bias gradient of a long micro-batch keeps its ac
   Rng rng(seed);
   const Shape s{100003, 1, 3};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     auto dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype);
     Values near_one = dout.values();  // an fp32 running sum of these rounds the same way every time
@@ -192,7 +193,7 @@ TEST_CASE("linear: the same bits in every order of the work") {
   const std::int64_t N = 600, I = 40;
   for (const auto& [name, dtype] : variants()) {
     if (name == "cpu") continue;  // oneDNN's sums depend on the number of threads
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     for (const std::int64_t O : {136, 77}) {
       INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", O " << O);
       const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype),
@@ -209,7 +210,7 @@ TEST_CASE("linear: repeats bit for bit") {
   Rng rng(seed);
   const std::int64_t N = 257, I = 384, O = 1153;
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto x = Operand::normal(*device, rng, {N, I}, "x", 1, dtype),
                weight = Operand::normal(*device, rng, {O, I}, "weight", 1, dtype),
@@ -227,7 +228,7 @@ TEST_CASE("linear: operands that do not start on 16 bytes match float64") {
   Rng rng(seed);
   const Shape s{24, 32, 40};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto shifted = [](const Operand& memory, std::int64_t rows, std::int64_t columns) {
       return memory.tensor().slice(0, 1, rows * columns).reshape({rows, columns});
@@ -291,7 +292,7 @@ TEST_CASE(
   Rng rng(seed);
   const Shape s{33, 64, 40};
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const auto x = Operand::normal(*device, rng, {s.tokens, s.in}, "x", 1, dtype),
                weight = Operand::normal(*device, rng, {s.out, s.in}, "weight", 1, dtype),
@@ -341,7 +342,7 @@ TEST_CASE("linear: without tokens the gradients stay as they are") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed);
     const Operand out(*device, dtype, {0, 8}, "out"), x(*device, dtype, {0, 3}, "x");
     const auto weight = Operand::normal(*device, rng, {8, 3}, "weight", 1, dtype),

@@ -9,6 +9,7 @@
 #include "test/operand.h"
 #include "test/schedules.h"
 #include "test/step_state.h"
+#include "test/tested_device.h"
 
 using goat::AdamW;
 using goat::AddLoss;
@@ -114,7 +115,7 @@ std::pair<double, double> bf16_neighbours(double value) {
 
 TEST_CASE("gradient norm, loss and adamw: the same bits in every order of the work") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -149,7 +150,7 @@ TEST_CASE("gradient norm, loss and adamw: the same bits in every order of the wo
 
 TEST_CASE("adamw: matches float64 over several updates, with and without master weights") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     Rng rng(seed);
     for (const std::int64_t n : {1, 7, 8, 16384 + 3}) {
@@ -196,7 +197,7 @@ TEST_CASE(
     "adamw: bias correction stays exact after a million updates, and a first update moves by the learning "
     "rate") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     for (const std::int64_t updates : {std::int64_t{1}, std::int64_t{1000000}}) {
       StepState now = fresh_state();
@@ -218,7 +219,7 @@ TEST_CASE(
 TEST_CASE(
     "gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     const auto reason = [&](float loss, float loss_limit, float norm_limit, double grad) {
       StepState state = fresh_state();
@@ -241,7 +242,7 @@ TEST_CASE(
 
 TEST_CASE("adamw: a skipped update leaves every bit as it was") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -274,7 +275,7 @@ TEST_CASE("adamw: a skipped update leaves every bit as it was") {
 TEST_CASE(
     "adamw: stochastic rounding goes to one of the two neighbours, and to the master weight in the mean") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -323,7 +324,7 @@ TEST_CASE(
 
 TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of seed, update and element") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -359,7 +360,7 @@ TEST_CASE(
     "adamw: stochastic rounding keeps bf16 numbers, infinities and NaN, and makes no infinity of what rounds "
     "to a number") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     const double largest = 0x1.FEp127, nan = std::nan("");
     const Values exact = {0, -0.0, 1, -1.5, 0x1p-133, -0x1.Ap-120, largest, -largest};
@@ -395,7 +396,7 @@ TEST_CASE(
 // rounding of a parameter is as large as its gradient, and the two runs part for good reason.
 TEST_CASE("adamw: bf16 parameters follow an fp32 run over 100 updates") {
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     Rng rng(seed);
     const std::int64_t n = 300;

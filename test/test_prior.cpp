@@ -13,6 +13,7 @@
 #include "test/prior_operands.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using namespace goat;
@@ -39,7 +40,7 @@ TEST_CASE(
     for (const Positions& positions : layouts)
       for (const std::int64_t modes : {1, 2, 3, 8})
         for (const DType dtype : {DType::f64, DType::f32}) {
-          const auto device = open_device(name);
+          const auto device = open_tested(name);
           INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", R = " << modes << ", "
                     << name_of(dtype));
           const Operand frequency =
@@ -142,7 +143,7 @@ TEST_CASE("prior lanes forward: lanes match float64, content and values stay as 
           "[prior]") {
   for (const auto& [name, dtype] : variants())
     for (const LaneShape& shape : lane_shapes) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", B T H R d_p first = " << shape.batch
@@ -190,7 +191,7 @@ TEST_CASE(
     "leaves",
     "[prior]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);
@@ -217,7 +218,7 @@ TEST_CASE(
 
 TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get together", "[prior]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);
@@ -247,7 +248,7 @@ TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get toget
 
 TEST_CASE("fourier table and prior lanes forward: the same bits in any order of threads", "[prior]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);

@@ -13,6 +13,7 @@
 #include "test/prior_operands.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using namespace goat;
@@ -186,7 +187,7 @@ TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and a
                                              {3, 3, 2, Positions::sequence(0, 65), true}};
   for (const std::string& name : device_names())
     for (const GradientShape& shape : shapes) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", B H R T A = " << shape.batch << " " << shape.heads << " "
@@ -213,7 +214,7 @@ TEST_CASE("prior lanes backward: many modes, rows and sequences match the formul
   for (const std::string& name : device_names())
     for (const auto& [batch, heads, modes, rows] :
          {Shape{2, 1, 300, 5}, Shape{1, 2, 130, 600}, Shape{37, 11, 2, 200}, Shape{2, 3, 0, 40}}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", B H R T = " << batch << " " << heads << " " << modes << " "
@@ -265,7 +266,7 @@ TEST_CASE("prior lanes backward: many modes, rows and sequences match the formul
 TEST_CASE("prior lanes backward: the same bits in any order of threads, and without the optional gradients",
           "[prior]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
@@ -303,7 +304,7 @@ TEST_CASE("prior lanes backward: sums are taken in double, so that what is left 
           "[prior]") {
   for (const std::string& name : device_names())
     for (const auto& [batch, rows] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {3, 1}}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       INFO(name << ", B T = " << batch << " " << rows);
       const double large = 0x1p24;  // large + 1 - large is 0 in fp32
       const Operand dalpha = Operand::zeros(*device, {1, 1}, "dalpha"),

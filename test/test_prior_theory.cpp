@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/prior_oracle.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -107,7 +108,7 @@ TEST_CASE(
     "[prior]") {
   for (const std::string& name : device_names())
     for (const std::int64_t modes : {1, 2, 8}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", R = " << modes);
@@ -133,7 +134,7 @@ TEST_CASE(
 TEST_CASE("prior theory: K_rel(i+a, j+a) = K_rel(i, j) up to position 32767", "[prior]") {
   for (const std::string& name : device_names())
     for (const std::int64_t modes : {1, 2, 4, 8}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", R = " << modes);
@@ -155,7 +156,7 @@ TEST_CASE("prior theory: K_rel(i+a, j+a) = K_rel(i, j) up to position 32767", "[
 
 TEST_CASE("prior theory: a key-only prior has rank one, one with relative modes has not", "[prior]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);
@@ -189,7 +190,7 @@ TEST_CASE(
     "[prior]") {
   for (const auto& [name, dtype] : variants())
     for (const std::int64_t modes : {1, 2, 4, 8}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", R = " << modes);

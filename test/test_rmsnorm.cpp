@@ -5,6 +5,7 @@
 #include "test/norm_shapes.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using goat::Device;
@@ -87,7 +88,7 @@ BackwardCall backward_call(Device& device, Rng& rng, Shape shape, DType dtype) {
 
 TEST_CASE("rmsnorm forward: matches float64 at odd shapes, with and without a residual") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -116,7 +117,7 @@ TEST_CASE("rmsnorm forward: matches float64 at odd shapes, with and without a re
 
 TEST_CASE("rmsnorm forward: a row of zeros gives zeros, and the scale of a row does not matter") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const std::int64_t C = 24;
     const auto weight = Operand::of(*device, Values(C, 0.5), {C}, "weight");
@@ -133,7 +134,7 @@ TEST_CASE("rmsnorm forward: a row of zeros gives zeros, and the scale of a row d
 
 TEST_CASE("rmsnorm forward: the sum may be written over x or over the residual") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -161,7 +162,7 @@ TEST_CASE("rmsnorm forward: the sum may be written over x or over the residual")
 
 TEST_CASE("rmsnorm: a NaN stays in its row, and no tokens are no work") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto x = Operand::of(*device, {1, 2, 3, 4, std::nan(""), 6, 7, 8, 10}, {3, 3}, "x", dtype);
     const auto weight = Operand::of(*device, {1, 1, 1}, {3}, "weight"),
@@ -212,7 +213,7 @@ TEST_CASE("rmsnorm backward: the oracle is the numerical derivative of the forwa
 
 TEST_CASE("rmsnorm backward: matches float64 at odd shapes and adds to what is there") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -236,7 +237,7 @@ TEST_CASE("rmsnorm backward: matches float64 at odd shapes and adds to what is t
 
 TEST_CASE("rmsnorm: bitwise the same in any order of the threads") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     const std::int64_t rows = goat::test::reduced() ? 77 : 777;

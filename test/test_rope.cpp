@@ -11,6 +11,7 @@
 #include "test/operand.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -120,7 +121,7 @@ TEST_CASE("rope: forward and backward match float64, what is not q or k stays as
   for (const auto& [name, dtype] : variants())
     for (const RopeShape& shape : rope_shapes)
       for (const bool backward : {false, true}) {
-        const auto device = open_device(name);
+        const auto device = open_tested(name);
         const std::uint64_t seed = fresh_seed();
         Rng rng(seed);
         INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", " << describe(shape)
@@ -141,7 +142,7 @@ TEST_CASE("rope: forward and backward match float64, what is not q or k stays as
 
 TEST_CASE("rope: a worked example", "[rope]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     INFO(name << ", " << name_of(dtype));
     const Operand fourier = Operand::of(*device, {9, 9, 9, 9, 0, 1, 0.6, 0.8}, {2, 2, 2},
                                         "fourier");  // row 1: a quarter turn, and 3-4-5
@@ -159,7 +160,7 @@ TEST_CASE("rope: a worked example", "[rope]") {
 
 TEST_CASE("rope: backward undoes forward, and neither changes the length of a pair", "[rope]") {
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);
@@ -186,7 +187,7 @@ TEST_CASE("rope: backward undoes forward, and neither changes the length of a pa
 TEST_CASE("rope: <q_i, k_j> depends on the distance i - j alone, up to position 32767", "[rope]") {
   constexpr std::int64_t length = 32768, head_dim = 64, rows = 17;
   for (const auto& [name, dtype] : variants()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", " << name_of(dtype) << ", seed " << seed);
@@ -234,7 +235,7 @@ TEST_CASE("rope: q alone and k alone are rotated as they are together, the same 
           "[rope]") {
   for (const auto& [name, dtype] : variants())
     for (const RopeShape& shape : {RopeShape{2, 9, 3, 16, 2}, RopeShape{2, 9, 3, 6, 2}}) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", " << describe(shape));

@@ -11,6 +11,7 @@
 #include "test/operand.h"
 #include "test/prior_oracle.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 
 using namespace goat;
 using namespace goat::test;
@@ -26,7 +27,7 @@ TEST_CASE("sink features: match float64 at odd sizes, beyond the training length
     for (const Positions& positions : layouts)
       for (const std::int64_t modes : {0, 1, 3, 8})
         for (const std::int64_t train_length : {1, 64}) {
-          const auto device = open_device(name);
+          const auto device = open_tested(name);
           INFO(name << ", T = " << positions.rows() << ", A = " << positions.axes << ", M = " << modes
                     << ", train_length = " << train_length);
           const std::vector<double> frequency = fourier_frequencies(modes, 10000);
@@ -86,7 +87,7 @@ struct SinkFixture {
 TEST_CASE("sink forward: key bias and hidden match float64, the bump is on key 0 alone", "[sink]") {
   for (const std::string& name : device_names())
     for (const SinkShape& shape : sink_shapes) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", " << describe(shape));
@@ -105,7 +106,7 @@ TEST_CASE("sink forward: key bias and hidden match float64, the bump is on key 0
 
 TEST_CASE("sink forward: hidden units far out in silu's tails give finite, exact limits", "[sink]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const Operand features = Operand::of(*device, {1, -1}, {2, 1}, "features"),
                   w1 = Operand::of(*device, {3e4}, {1, 1}, "w1");
     const Operand b1 = Operand::zeros(*device, {1}, "b1"), w2 = Operand::of(*device, {1}, {1, 1}, "w2"),
@@ -158,7 +159,7 @@ TEST_CASE("sink backward: gradients match the derivative of sum dU u and are add
           "[sink]") {
   for (const std::string& name : device_names())
     for (const SinkShape& shape : sink_shapes) {
-      const auto device = open_device(name);
+      const auto device = open_tested(name);
       const std::uint64_t seed = fresh_seed();
       Rng rng(seed);
       INFO(name << ", seed " << seed << ", " << describe(shape));
@@ -194,7 +195,7 @@ TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to do
   // With w1 = 0 every key has the same hidden units, so that db1 and dw2 are multiples of sum_j dU_j, which
   // is 0 for a softmax.
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
@@ -230,7 +231,7 @@ TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to do
 
 TEST_CASE("sink backward: the sum over the batch is taken in double", "[sink]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
@@ -244,7 +245,7 @@ TEST_CASE("sink backward: the sum over the batch is taken in double", "[sink]") 
 
 TEST_CASE("sink backward: rows beyond 256 tiles match the formulas in float64", "[sink]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);
@@ -274,7 +275,7 @@ TEST_CASE("sink backward: rows beyond 256 tiles match the formulas in float64", 
 
 TEST_CASE("sink: the same bits in any order of threads", "[sink]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);

@@ -9,6 +9,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using namespace goat;
@@ -16,7 +17,7 @@ using namespace goat::test;
 
 TEST_CASE("softplus: value and derivative keep fp32 relative accuracy at any x", "[prior]") {
   for (const std::string& name : device_names()) {
-    const auto device = open_device(name);
+    const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
     Rng rng(seed);
     INFO(name << ", seed " << seed);

@@ -5,6 +5,7 @@
 #include "test/catch.h"
 #include "test/operand.h"
 #include "test/schedules.h"
+#include "test/tested_device.h"
 #include "test/values.h"
 
 using goat::DType;
@@ -61,7 +62,7 @@ TEST_CASE("swiglu: the derivative of the oracle is its numerical derivative") {
 
 TEST_CASE("swiglu: forward and backward match float64 at odd shapes and small and large gates") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -86,7 +87,7 @@ TEST_CASE("swiglu: forward and backward match float64 at odd shapes and small an
 
 TEST_CASE("swiglu: gate and up may be the halves of one tensor, and the gradients may be written over them") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -117,7 +118,7 @@ TEST_CASE("swiglu: gate and up may be the halves of one tensor, and the gradient
 
 TEST_CASE("swiglu: operands whose rows start at any element") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
@@ -136,7 +137,7 @@ TEST_CASE("swiglu: operands whose rows start at any element") {
 
 TEST_CASE("swiglu: passes large gates, shuts small ones off, keeps NaN, and has the right derivative there") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name << ", " << goat::name_of(dtype));
     const auto gate = Operand::of(*device, {0, 100, 1e20, -200, -1e20, std::nan("")}, {1, 6}, "gate", dtype);
     const auto ones = Operand::of(*device, Values(6, 1), {1, 6}, "ones", dtype);
@@ -159,7 +160,7 @@ TEST_CASE("swiglu: passes large gates, shuts small ones off, keeps NaN, and has 
 
 TEST_CASE("swiglu forward: the left tail keeps its relative accuracy") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     INFO("device " << name);
     Values points;
     for (int step = -80 * 8; step < 0; ++step) points.push_back(step / 8.0);
@@ -175,7 +176,7 @@ TEST_CASE("swiglu forward: the left tail keeps its relative accuracy") {
 
 TEST_CASE("swiglu: bitwise the same in any order of the threads") {
   for (const auto& [name, dtype] : goat::test::variants()) {
-    const auto device = goat::open_device(name);
+    const auto device = goat::test::open_tested(name);
     const auto seed = goat::test::fresh_seed();
     INFO("device " << name << ", " << goat::name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     goat::test::check_schedules(name, [&, type = dtype] {

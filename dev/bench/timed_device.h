@@ -38,10 +38,15 @@ class TimedDevice final : public Device {
   void download(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override { inner_.synchronize(); }
+  WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return inner_.use_workspace(memory); }
+#define GOAT_FORWARD_WORKSPACE(Operation, name) \
+  std::size_t workspace(const Operation& op) const override { return inner_.workspace(op); }
+  GOAT_FOR_EACH_OPERATION(GOAT_FORWARD_WORKSPACE)
+#undef GOAT_FORWARD_WORKSPACE
 
  protected:
 #define GOAT_TIME_LAUNCH(Operation, name) \
-  void launch(const Operation& op) override { run_timed(kind_of(#name, op), op); }
+  void launch(const Operation& op) override { run_timed(kind_of(op), op); }
   GOAT_FOR_EACH_OPERATION(GOAT_TIME_LAUNCH)
 #undef GOAT_TIME_LAUNCH
 
@@ -53,20 +58,20 @@ class TimedDevice final : public Device {
   }
 
   // The operation's name; of a matrix product with the layer's. A weight gradient has the name of its weight.
-  static std::string kind_of(const char* name, const auto& op) {
+  static std::string kind_of(const auto& op) {
     if constexpr (requires {
                     op.dweight;
                     op.dbias;
                     op.tf32;
                   })
-      return std::string(name) + " " + layer_of(op.dweight);
+      return std::string(name_of(op)) + " " + layer_of(op.dweight);
     else if constexpr (requires {
                          op.weight;
                          op.tf32;
                        })
-      return std::string(name) + " " + layer_of(op.weight);
+      return std::string(name_of(op)) + " " + layer_of(op.weight);
     else
-      return name;
+      return name_of(op);
   }
   static std::string layer_of(const Tensor& weight);
 

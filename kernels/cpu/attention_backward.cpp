@@ -251,17 +251,28 @@ void row_products(const AttentionBackward& op) {
     }
 }
 
-// A thread owns a head. Its scratch holds the tiles and dq [T_q, D].
-void backward_by_heads(const AttentionBackward& op, Index heads) {
-  const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], op.q.shape[1]));
+// Whether threads own heads rather than tiles.
+bool by_heads(const AttentionBackward& op) {
+  const Index heads = op.q.shape[0] * op.q.shape[2], threads = omp_get_max_threads();
+  // Cost of the two schedules. The unit is one product of one head on one thread.
+  const Index products_by_heads = 5 * round_up(heads, threads), products_by_tiles = 7 * heads;
+  return products_by_heads <= products_by_tiles;
+}
+
+// The scratch of a thread holds the tiles and dq: that of a head, or of one tile.
+Index scratch_floats(const AttentionBackward& op) {
+  return BackwardTiles::floats(op.q.shape[3], by_heads(op) ? op.q.shape[1] : query_tile);
+}
+
+// A thread owns a head.
+void backward_by_heads(const AttentionBackward& op, Index heads, const Scratch& scratch) {
 #pragma omp parallel for schedule(dynamic, 1)
   for (Index head = 0; head < heads; ++head)
     HeadBackward(op, head, scratch.of_thread(omp_get_thread_num())).all();
 }
 
 // A thread owns a tile of keys, then a tile of queries. Tiles with the most work come first.
-void backward_by_tiles(const AttentionBackward& op, Index heads) {
-  const Scratch scratch(omp_get_max_threads(), BackwardTiles::floats(op.q.shape[3], query_tile));
+void backward_by_tiles(const AttentionBackward& op, Index heads, const Scratch& scratch) {
   const Index key_tiles = tiles_of(op.k.shape[1], key_tile),
               query_tiles = tiles_of(op.q.shape[1], query_tile);
 #pragma omp parallel
@@ -278,17 +289,20 @@ void backward_by_tiles(const AttentionBackward& op, Index heads) {
 }
 }  // namespace
 
+std::size_t CpuDevice::workspace(const AttentionBackward& op) const {
+  return Scratch::bytes(omp_get_max_threads(), scratch_floats(op));
+}
+
 // Reads q, k, v and dout and writes dq, dk and dv once from memory. For each tile of keys, the tiles of q and
 // dout are read again from cache.
 void CpuDevice::launch(const AttentionBackward& op) {
+  const Scratch scratch(workspace_.take(op), scratch_floats(op));
   row_products(op);
-  const Index heads = op.q.shape[0] * op.q.shape[2], threads = omp_get_max_threads();
-  // Cost of the two schedules. The unit is one product of one head on one thread.
-  const Index products_by_heads = 5 * round_up(heads, threads), products_by_tiles = 7 * heads;
-  if (products_by_heads <= products_by_tiles)
-    backward_by_heads(op, heads);
+  const Index heads = op.q.shape[0] * op.q.shape[2];
+  if (by_heads(op))
+    backward_by_heads(op, heads, scratch);
   else
-    backward_by_tiles(op, heads);
+    backward_by_tiles(op, heads, scratch);
 }
 
 }  // namespace goat

@@ -149,13 +149,17 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
 }
 }  // namespace
 
+std::size_t CpuDevice::workspace(const AttentionForward& op) const {
+  return Scratch::bytes(omp_get_max_threads(), ForwardTile::floats(op.q.shape[3]));
+}
+
 // Threads own query tiles. Tiles that see the most keys come first. Reads q and writes out once; reads k and
 // v once per query tile (from cache).
 void CpuDevice::launch(const AttentionForward& op) {
   op.q.as<float>();  // throws for a wrong dtype here, not in a thread
   const Index heads = op.q.shape[2], tiles = tiles_of(op.q.shape[1], query_tile),
               items = op.q.shape[0] * heads * tiles;
-  const Scratch scratch(omp_get_max_threads(), ForwardTile::floats(op.q.shape[3]));
+  const Scratch scratch(workspace_.take(op), ForwardTile::floats(op.q.shape[3]));
 #pragma omp parallel for schedule(dynamic, 1)
   for (Index item = 0; item < items; ++item) {
     const Index head = item / tiles, tile = tiles - 1 - item % tiles;

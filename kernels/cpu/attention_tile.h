@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <utility>
 
 #include "kernels/cpu/simd.h"
@@ -62,24 +59,19 @@ struct TileEdge {
   }
 };
 
-// Scratch memory of the threads. It is allocated before a parallel region, so that running out of memory
-// throws an exception instead of ending the program.
+// The scratch memory of the threads, `floats` each: a part of the workspace.
 class Scratch {
  public:
-  Scratch(int threads, Index floats) : floats_(round_up(floats, block_columns)) {
-    const std::size_t bytes =
-        static_cast<std::size_t>(threads) * static_cast<std::size_t>(floats_) * sizeof(float);
-    memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (!memory_) throw std::bad_alloc();
+  static std::size_t bytes(int threads, Index floats) {
+    return static_cast<std::size_t>(threads * round_up(floats, block_columns)) * sizeof(float);
   }
-  float* of_thread(int thread) const { return memory_.get() + thread * floats_; }
+  Scratch(void* workspace, Index floats)
+      : memory_(static_cast<float*>(workspace)), floats_(round_up(floats, block_columns)) {}
+  float* of_thread(int thread) const { return memory_ + thread * floats_; }
 
  private:
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
+  float* memory_;
   Index floats_;
-  std::unique_ptr<float, Free> memory_;
 };
 
 // tile[rows, width] = the first `width` coordinates of `rows` rows. Padded with zeros

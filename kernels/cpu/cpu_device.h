@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device.h"
+#include "kernels/workspace.h"
 
 namespace goat {
 
@@ -19,6 +20,19 @@ class CpuDevice : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}
 
+  // Depends also on the number of OpenMP threads at the time of the call. What oneDNN allocates for a matrix
+  // product does not count.
+  WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return workspace_.use(memory); }
+  using Device::workspace;
+  std::size_t workspace(const LayerNormBackward& op) const override;
+  std::size_t workspace(const RmsNormBackward& op) const override;
+  std::size_t workspace(const SinkForward& op) const override;
+  std::size_t workspace(const SinkBackward& op) const override;
+  std::size_t workspace(const PriorLanesBackward& op) const override;
+  std::size_t workspace(const AttentionForward& op) const override;
+  std::size_t workspace(const AttentionBackward& op) const override;
+  std::size_t workspace(const GradientNorm& op) const override;
+
  protected:
 #define GOAT_OVERRIDE_LAUNCH(Operation, name) void launch(const Operation& op) override;
   GOAT_FOR_EACH_OPERATION(GOAT_OVERRIDE_LAUNCH)
@@ -26,6 +40,7 @@ class CpuDevice : public Device {
 
  private:
   DeviceInfo info_;
+  Workspace workspace_;
 };
 
 }  // namespace goat

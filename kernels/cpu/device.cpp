@@ -31,9 +31,17 @@ const char* vector_unit() {
 #endif
   return "baseline SIMD";
 }
+
+void* aligned_memory(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  void* memory = std::aligned_alloc(
+      alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
 }  // namespace
 
-CpuDevice::CpuDevice() {
+CpuDevice::CpuDevice() : workspace_(*this, aligned_memory, std::free) {
   const int threads = omp_get_max_threads();
   info_.name = "cpu";
   info_.description = processor_name() + ", " + std::to_string(threads) +
@@ -44,14 +52,7 @@ CpuDevice::CpuDevice() {
 
 std::size_t CpuDevice::available_memory() const { return goat::available_memory(); }
 
-void* CpuDevice::allocate(std::size_t bytes) {
-  constexpr std::size_t alignment = 256;
-  void* memory = std::aligned_alloc(
-      alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
-  if (!memory) throw std::bad_alloc();
-  return memory;
-}
-
+void* CpuDevice::allocate(std::size_t bytes) { return aligned_memory(bytes); }
 void CpuDevice::release(void* memory) noexcept { std::free(memory); }
 
 void CpuDevice::set_zero(void* memory, std::size_t bytes) {

@@ -1,7 +1,6 @@
 // LayerNorm of x + residual.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/row_sums.h"
@@ -89,6 +88,11 @@ void CpuDevice::launch(const LayerNormForward& op) {
   }
 }
 
+// [blocks, 2, C]: the parts of dweight and dbias.
+std::size_t CpuDevice::workspace(const LayerNormBackward& op) const {
+  return static_cast<std::size_t>(row_blocks(op.dout.shape[0]) * 2 * op.dout.shape[1]) * sizeof(float);
+}
+
 // A thread owns blocks of rows, then columns of dweight and dbias. Moves 16 bytes per element.
 void CpuDevice::launch(const LayerNormBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
@@ -96,19 +100,20 @@ void CpuDevice::launch(const LayerNormBackward& op) {
   const float *mean = op.mean.as<float>(), *rstd = op.rstd.as<float>();
   float *dsum = op.dsum.as<float>(), *dweight = op.dweight.as<float>(), *dbias = op.dbias.as<float>();
 
-  const std::int64_t block_rows = rows_per_block(rows), blocks = (rows + block_rows - 1) / block_rows;
-  std::vector<float> parts(static_cast<std::size_t>(blocks * 2 * width));  // [blocks, 2, C]: dweight, dbias
+  auto* parts = static_cast<float*>(workspace_.take(op));
+  const std::int64_t block_rows = rows_per_block(rows), blocks = row_blocks(rows);
 #pragma omp parallel for schedule(static)
   for (std::int64_t block = 0; block < blocks; ++block) {
-    float* part = parts.data() + block * 2 * width;
+    float* part = parts + block * 2 * width;
+    std::fill_n(part, 2 * width, 0.0f);
     const std::int64_t last = std::min(rows, (block + 1) * block_rows);
     for (std::int64_t n = block * block_rows; n < last; ++n)
       backward_row(dsum + n * width, part, part + width, dout + n * width, sum + n * width, weight, mean[n],
                    rstd[n], width);
   }
 
-  add_parts(dweight, parts.data(), blocks, 2 * width, width);
-  add_parts(dbias, parts.data() + width, blocks, 2 * width, width);
+  add_parts(dweight, parts, blocks, 2 * width, width);
+  add_parts(dbias, parts + width, blocks, 2 * width, width);
 }
 
 }  // namespace goat

@@ -1,6 +1,6 @@
 // Linear layers on the CPU, always in full fp32. They use oneDNN's sgemm, which runs on all OpenMP threads
-// and gives the same bits for the same number of threads. dev/results/gemm_cpu.md has the measurements
-// behind this choice.
+// and gives the same bits for the same number of threads. It allocates its temporary memory itself.
+// dev/results/gemm_cpu.md has the measurements behind this choice.
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // order, so that no result depends on the number of threads.
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <numeric>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/simd.h"
@@ -29,17 +29,15 @@ SIMD_CLONES double sum_of_squares(const float* values, std::int64_t count) {
   return total;
 }
 
-double sum_of_squares(const Tensor& tensor) {
+// parts [blocks]: memory for the sums of the blocks.
+double sum_of_squares(const Tensor& tensor, double* parts) {
   const std::int64_t count = tensor.elements(), blocks = blocks_of(count);
   const float* values = tensor.as<float>();
-  std::vector<double> parts(static_cast<std::size_t>(blocks));
 #pragma omp parallel for schedule(static)
   for (std::int64_t block = 0; block < blocks; ++block)
-    parts[static_cast<std::size_t>(block)] =
+    parts[block] =
         sum_of_squares(values + block * block_size, std::min(block_size, count - block * block_size));
-  double total = 0;
-  for (const double part : parts) total += part;
-  return total;
+  return std::accumulate(parts, parts + blocks, 0.0);
 }
 
 struct AdamCoefficients {
@@ -81,10 +79,18 @@ void CpuDevice::launch(const AddLoss& op) {
   op.state->loss = static_cast<float>(op.state->loss + sum);
 }
 
+// The sums of the blocks of the largest gradient.
+std::size_t CpuDevice::workspace(const GradientNorm& op) const {
+  std::int64_t blocks = 0;
+  for (const Tensor& grad : op.grads) blocks = std::max(blocks, blocks_of(grad.elements()));
+  return static_cast<std::size_t>(blocks) * sizeof(double);
+}
+
 // A thread owns blocks of each gradient. Moves 4 bytes per parameter.
 void CpuDevice::launch(const GradientNorm& op) {
+  auto* parts = static_cast<double*>(workspace_.take(op));
   double squares = 0;
-  for (const Tensor& grad : op.grads) squares += sum_of_squares(grad);
+  for (const Tensor& grad : op.grads) squares += sum_of_squares(grad, parts);
   StepState& state = *op.state;
   state.grad_norm = static_cast<float>(std::sqrt(squares));
   state.clip_scale = op.clip > 0 && state.grad_norm > op.clip ? op.clip / state.grad_norm : 1.0f;

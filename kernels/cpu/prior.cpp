@@ -81,17 +81,16 @@ void CpuDevice::launch(const PriorLanesForward& op) {
 }
 
 namespace {
-// position - (mean position) along one axis; 0 for negative positions, whose Fourier features are zero.
-std::vector<double> centred_positions(const Tensor& positions, std::int64_t axis) {
+// centred[t] = position - (mean position) along one axis; 0 for negative positions, whose Fourier features
+// are zero.
+void centre_positions(double* centred, const Tensor& positions, std::int64_t axis) {
   const std::int64_t rows = positions.shape[0], axes = positions.shape[1];
   const auto* position = positions.as<std::int32_t>() + axis;
   double sum = 0, count = 0;
   for (std::int64_t t = 0; t < rows; ++t)
     if (position[t * axes] >= 0) sum += position[t * axes], count += 1;
-  std::vector<double> centred(static_cast<std::size_t>(rows));
   for (std::int64_t t = 0; t < rows; ++t)
-    if (position[t * axes] >= 0) centred[t] = position[t * axes] - sum / count;
-  return centred;
+    centred[t] = position[t * axes] >= 0 ? position[t * axes] - sum / count : 0;
 }
 
 // Sums over rows t, where x_t is dA or dC of one mode, e_t = (cos, sin), and (sin, -cos) is perpendicular to
@@ -110,10 +109,30 @@ struct ModeSums {
   }
 };
 
+struct LaneGradientMemory {
+  double* positions;     // [A, T], centred
+  ModeSums* parts;       // [B, H, R]
+  ModeSums* query_sums;  // [H, R]
+  ModeSums* key_sums;    // [H, R]
+  std::size_t bytes;
+
+  explicit LaneGradientMemory(const PriorLanesBackward& op, void* workspace = nullptr) {
+    const std::int64_t head_modes = op.alpha.elements();
+    WorkspaceArrays arrays(workspace);
+    positions = arrays.next<double>(op.positions.elements());
+    parts = arrays.next<ModeSums>(op.dq_lanes.shape[0] * head_modes);
+    query_sums = arrays.next<ModeSums>(head_modes);
+    key_sums = arrays.next<ModeSums>(head_modes);
+    bytes = arrays.bytes();
+  }
+};
+
 // x and e point to the first element of the mode in [T, R, 2] arrays.
-ModeSums sum_mode(const float* x, const float* e, const std::vector<double>& position, std::int64_t modes) {
+ModeSums sum_mode(const float* x, const float* e, const double* position, std::int64_t rows,
+                  std::int64_t modes) {
   ModeSums sums;
-  for (const double p : position) {
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const double p = position[t];
     const double along = static_cast<double>(x[0]) * e[0] + static_cast<double>(x[1]) * e[1];
     const double across = static_cast<double>(x[0]) * e[1] - static_cast<double>(x[1]) * e[0];
     sums.add({along, across, p * along, p * across});
@@ -123,31 +142,29 @@ ModeSums sum_mode(const float* x, const float* e, const std::vector<double>& pos
   return sums;
 }
 
-// Sums of every head and mode [H, R] over the rows and the batch. A thread owns (sequence, head) pairs. The
-// sums of the pairs are then added in order.
-std::vector<ModeSums> sum_modes(const Tensor& lane_gradients, const float* fourier, std::int64_t modes,
-                                const std::vector<std::vector<double>>& positions) {
+// sums [H, R] = sums of every head and mode over the rows and the batch. A thread owns (sequence, head)
+// pairs. The sums of the pairs are then added in order.
+void sum_modes(ModeSums* sums, const Tensor& lane_gradients, const PriorLanesBackward& op,
+               const LaneGradientMemory& memory) {
   const std::int64_t batch = lane_gradients.shape[0], heads = lane_gradients.shape[1],
-                     rows = lane_gradients.shape[2];
-  const float* gradients = lane_gradients.as<float>();
-  std::vector<ModeSums> partial(static_cast<std::size_t>(batch * heads * modes));
+                     rows = lane_gradients.shape[2], modes = op.alpha.shape[1], axes = op.positions.shape[1];
+  const float *gradients = lane_gradients.as<float>(), *fourier = op.fourier.as<float>();
 #pragma omp parallel for schedule(static)
   for (std::int64_t bh = 0; bh < batch * heads; ++bh)
     for (std::int64_t r = 0; r < modes; ++r) {
-      const auto axis = axis_of_mode(r, modes, static_cast<std::int64_t>(positions.size()));
-      partial[bh * modes + r] =
-          sum_mode(gradients + (bh * rows * modes + r) * 2, fourier + r * 2, positions[axis], modes);
+      const double* positions = memory.positions + axis_of_mode(r, modes, axes) * rows;
+      memory.parts[bh * modes + r] =
+          sum_mode(gradients + (bh * rows * modes + r) * 2, fourier + r * 2, positions, rows, modes);
     }
-  std::vector<ModeSums> total(static_cast<std::size_t>(heads * modes));
+  std::fill_n(sums, heads * modes, ModeSums{});
   for (std::int64_t b = 0; b < batch; ++b)
-    for (std::int64_t hr = 0; hr < heads * modes; ++hr) total[hr].add(partial[b * heads * modes + hr]);
-  return total;
+    for (std::int64_t hr = 0; hr < heads * modes; ++hr) sums[hr].add(memory.parts[b * heads * modes + hr]);
 }
 
 // dfrequency_r += sum_h [ sum_i p_i (beta (cos, sin) - alpha (sin, -cos)) . dA_i
 //                           - sum_j p_j (sin, -cos) . dC_j ]
-void accumulate_frequency_gradient(const PriorLanesBackward& op, const std::vector<ModeSums>& query_sums,
-                                   const std::vector<ModeSums>& key_sums) {
+void accumulate_frequency_gradient(const PriorLanesBackward& op, const ModeSums* query_sums,
+                                   const ModeSums* key_sums) {
   const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
   for (std::int64_t r = 0; r < modes; ++r) {
     double sum = 0;
@@ -173,25 +190,27 @@ void accumulate_slope_gradient(const Tensor& dlambda, const Tensor& dslope) {
 }
 }  // namespace
 
+std::size_t CpuDevice::workspace(const PriorLanesBackward& op) const { return LaneGradientMemory(op).bytes; }
+
 // Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
 // of a gradient nearly cancel.
 // A common offset of all positions does not change dfrequency: it changes the dA part and the dC part by
 // opposite amounts, because sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0. Therefore both parts count positions
 // from their mean, which keeps the effect of the fp32 rounding of dA and dC small.
 void CpuDevice::launch(const PriorLanesBackward& op) {
-  const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
-  std::vector<std::vector<double>> positions;
+  const LaneGradientMemory memory(op, workspace_.take(op));
   for (std::int64_t axis = 0; axis < op.positions.shape[1]; ++axis)
-    positions.push_back(centred_positions(op.positions, axis));
+    centre_positions(memory.positions + axis * op.positions.shape[0], op.positions, axis);
 
-  const float* fourier = op.fourier.as<float>();
-  const std::vector<ModeSums> query_sums = sum_modes(op.dq_lanes, fourier, modes, positions);
-  for (std::int64_t hr = 0; hr < heads * modes; ++hr) {
-    op.dalpha.as<float>()[hr] += static_cast<float>(query_sums[hr].along);
-    op.dbeta.as<float>()[hr] += static_cast<float>(query_sums[hr].across);
+  sum_modes(memory.query_sums, op.dq_lanes, op, memory);
+  for (std::int64_t hr = 0; hr < op.alpha.elements(); ++hr) {
+    op.dalpha.as<float>()[hr] += static_cast<float>(memory.query_sums[hr].along);
+    op.dbeta.as<float>()[hr] += static_cast<float>(memory.query_sums[hr].across);
   }
-  if (op.dfrequency)
-    accumulate_frequency_gradient(op, query_sums, sum_modes(op.dk_lanes, fourier, modes, positions));
+  if (op.dfrequency) {
+    sum_modes(memory.key_sums, op.dk_lanes, op, memory);
+    accumulate_frequency_gradient(op, memory.query_sums, memory.key_sums);
+  }
   if (op.dlambda) accumulate_slope_gradient(op.dlambda, op.dslope);
 }
 

@@ -1,7 +1,6 @@
 // RMSNorm of x + residual.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/row_sums.h"
@@ -54,6 +53,11 @@ void CpuDevice::launch(const RmsNormForward& op) {
   }
 }
 
+// [blocks, C]: the parts of dweight.
+std::size_t CpuDevice::workspace(const RmsNormBackward& op) const {
+  return static_cast<std::size_t>(row_blocks(op.dout.shape[0]) * op.dout.shape[1]) * sizeof(float);
+}
+
 // A thread owns blocks of rows, then columns of dweight. Moves 16 bytes per element.
 void CpuDevice::launch(const RmsNormBackward& op) {
   const std::int64_t rows = op.dout.shape[0], width = op.dout.shape[1];
@@ -61,16 +65,17 @@ void CpuDevice::launch(const RmsNormBackward& op) {
               *rstd = op.rstd.as<float>();
   float *dsum = op.dsum.as<float>(), *dweight = op.dweight.as<float>();
 
-  const std::int64_t block_rows = rows_per_block(rows), blocks = (rows + block_rows - 1) / block_rows;
-  std::vector<float> parts(static_cast<std::size_t>(blocks * width));  // [blocks, C]
+  auto* parts = static_cast<float*>(workspace_.take(op));
+  const std::int64_t block_rows = rows_per_block(rows), blocks = row_blocks(rows);
 #pragma omp parallel for schedule(static)
   for (std::int64_t block = 0; block < blocks; ++block) {
+    float* part = parts + block * width;
+    std::fill_n(part, width, 0.0f);
     const std::int64_t last = std::min(rows, (block + 1) * block_rows);
     for (std::int64_t n = block * block_rows; n < last; ++n)
-      backward_row(dsum + n * width, parts.data() + block * width, dout + n * width, sum + n * width, weight,
-                   rstd[n], width);
+      backward_row(dsum + n * width, part, dout + n * width, sum + n * width, weight, rstd[n], width);
   }
-  add_parts(dweight, parts.data(), blocks, width, width);
+  add_parts(dweight, parts, blocks, width, width);
 }
 
 }  // namespace goat

@@ -12,6 +12,9 @@ SIMD_CLONES void add_residual(float* sum, const float* x, const float* residual,
 }
 
 std::int64_t rows_per_block(std::int64_t rows) { return std::max<std::int64_t>(16, (rows + 255) / 256); }
+std::int64_t row_blocks(std::int64_t rows) {
+  return (rows + rows_per_block(rows) - 1) / rows_per_block(rows);
+}
 
 namespace {
 SIMD_CLONES void add_to(float* __restrict total, const float* __restrict part, std::int64_t count) {

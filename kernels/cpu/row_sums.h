@@ -10,6 +10,7 @@ namespace goat {
 void add_residual(float* sum, const float* x, const float* residual, std::int64_t width);
 
 std::int64_t rows_per_block(std::int64_t rows);
+std::int64_t row_blocks(std::int64_t rows);
 
 // total[c] += sum over the blocks of parts[block * stride + c], c < width. A thread owns columns.
 void add_parts(float* total, const float* parts, std::int64_t blocks, std::int64_t stride,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/fourier.h"
@@ -49,8 +48,8 @@ struct SinkForwardOperands {
   std::int64_t length, width, units, heads;  // T, F, n, H
 };
 
-// Computes rows first .. first + rows - 1. phi [F, tile_rows] and activation [n, tile_rows] are scratch,
-// transposed so that rows are contiguous.
+// Computes rows first .. first + rows - 1. phi [F, tile_rows] and activation [n, tile_rows] are
+// temporary memory, transposed so that rows are contiguous.
 SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t first, std::int64_t rows,
                                    float* phi, float* activation) {
   for (std::int64_t f = 0; f < op.width; ++f)
@@ -84,6 +83,17 @@ SIMD_CLONES void sink_forward_tile(const SinkForwardOperands& op, std::int64_t f
 }
 }  // namespace
 
+namespace {
+// Memory of one thread: [F + n, tile_rows].
+std::int64_t tile_floats(const SinkForward& op) {
+  return (op.features.shape[1] + op.hidden.shape[1]) * tile_rows;
+}
+}  // namespace
+
+std::size_t CpuDevice::workspace(const SinkForward& op) const {
+  return static_cast<std::size_t>(omp_get_max_threads() * tile_floats(op)) * sizeof(float);
+}
+
 // A thread owns tiles of rows. 2 T n (F + H) FLOP. Reads features and writes hidden and key_bias: 4 T (F + n
 // + H) bytes.
 void CpuDevice::launch(const SinkForward& op) {
@@ -91,12 +101,11 @@ void CpuDevice::launch(const SinkForward& op) {
                                      op.w1.as<float>(),       op.b1.as<float>(),     op.w2.as<float>(),
                                      op.bump.as<float>(),     op.features.shape[0],  op.features.shape[1],
                                      op.hidden.shape[1],      op.key_bias.shape[0]};
+  auto* memory = static_cast<float*>(workspace_.take(op));
   const std::int64_t tiles = (operands.length + tile_rows - 1) / tile_rows;
-  const std::int64_t scratch_size = (operands.width + operands.units) * tile_rows;
-  std::vector<float> scratch(static_cast<std::size_t>(omp_get_max_threads() * scratch_size));
 #pragma omp parallel for schedule(static)
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    float* phi = scratch.data() + omp_get_thread_num() * scratch_size;
+    float* phi = memory + omp_get_thread_num() * tile_floats(op);
     const std::int64_t first = tile * tile_rows;
     sink_forward_tile(operands, first, std::min(tile_rows, operands.length - first), phi,
                       phi + operands.width * tile_rows);
@@ -145,14 +154,30 @@ void sum_over_batch(const Tensor& sum, const Tensor& dkey_bias) {
   }
 }
 
-std::vector<float> transposed(const float* x, std::int64_t rows, std::int64_t columns) {
-  std::vector<float> out(static_cast<std::size_t>(rows * columns));
+void transpose(float* out, const float* x, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t row = 0; row < rows; ++row)
     for (std::int64_t column = 0; column < columns; ++column)
       out[column * rows + row] = x[row * columns + column];
-  return out;
 }
+
+struct SinkBackwardMemory {
+  float* phi;    // [F, T]
+  float* ones;   // [T]
+  float* units;  // [threads, 2, T]: silu(hidden) and dhidden of one unit
+  std::size_t bytes;
+
+  explicit SinkBackwardMemory(const SinkBackward& op, void* workspace = nullptr) {
+    const std::int64_t rows = op.features.shape[0];
+    WorkspaceArrays arrays(workspace);
+    phi = arrays.next<float>(op.features.shape[1] * rows);
+    ones = arrays.next<float>(rows);
+    units = arrays.next<float>(omp_get_max_threads() * 2 * rows);
+    bytes = arrays.bytes();
+  }
+};
 }  // namespace
+
+std::size_t CpuDevice::workspace(const SinkBackward& op) const { return SinkBackwardMemory(op).bytes; }
 
 // A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so that no reduction between
 // threads is needed. Sums over T are in double, because sum_j dU_j = 0 and their terms cancel. Reads
@@ -161,6 +186,7 @@ void CpuDevice::launch(const SinkBackward& op) {
   const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1],
                      heads = op.w2.shape[0];
   if (rows == 0) return;
+  const SinkBackwardMemory memory(op, workspace_.take(op));
   sum_over_batch(op.dkey_bias_sum, op.dkey_bias);
   const float *dkey_bias = op.dkey_bias_sum.as<float>(), *hidden = op.hidden.as<float>(),
               *w2 = op.w2.as<float>();
@@ -168,19 +194,18 @@ void CpuDevice::launch(const SinkBackward& op) {
         *dbump = op.dbump.as<float>();
   for (std::int64_t h = 0; h < heads; ++h) dbump[h] += dkey_bias[h * rows];
 
-  const std::vector<float> phi = transposed(op.features.as<float>(), rows, width);  // [F, T]
-  const std::vector<float> ones(static_cast<std::size_t>(rows), 1.0f);
-  std::vector<float> scratch(static_cast<std::size_t>(omp_get_max_threads() * 2 * rows));
+  transpose(memory.phi, op.features.as<float>(), rows, width);
+  std::fill_n(memory.ones, rows, 1.0f);
 #pragma omp parallel for schedule(static)
   for (std::int64_t m = 0; m < units; ++m) {
-    float* activation = scratch.data() + omp_get_thread_num() * 2 * rows;
+    float* activation = memory.units + omp_get_thread_num() * 2 * rows;
     float* dhidden = activation + rows;
     sink_unit_gradient(activation, dhidden, hidden + m, units, dkey_bias, w2 + m, units, heads, rows);
     for (std::int64_t h = 0; h < heads; ++h)
       dw2[h * units + m] += static_cast<float>(dot(dkey_bias + h * rows, activation, rows));
     for (std::int64_t f = 0; f < width; ++f)
-      dw1[m * width + f] += static_cast<float>(dot(phi.data() + f * rows, dhidden, rows));
-    db1[m] += static_cast<float>(dot(ones.data(), dhidden, rows));
+      dw1[m * width + f] += static_cast<float>(dot(memory.phi + f * rows, dhidden, rows));
+    db1[m] += static_cast<float>(dot(memory.ones, dhidden, rows));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/target.cuh"
 #include "kernels/device.h"
+#include "kernels/workspace.h"
 
 namespace goat::GOAT_TARGET {
 
@@ -29,22 +30,32 @@ class CudaDevice : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
 
+  WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return workspace_.use(memory); }
+  using Device::workspace;
+  std::size_t workspace(const EmbeddingBackward& op) const override;
+  std::size_t workspace(const LayerNormBackward& op) const override;
+  std::size_t workspace(const RmsNormBackward& op) const override;
+  std::size_t workspace(const LinearForward& op) const override;
+  std::size_t workspace(const LinearBackwardInput& op) const override;
+  std::size_t workspace(const LinearBackwardWeight& op) const override;
+  std::size_t workspace(const SinkBackward& op) const override;
+  std::size_t workspace(const PriorLanesBackward& op) const override;
+  std::size_t workspace(const AttentionForward& op) const override;
+  std::size_t workspace(const AttentionBackward& op) const override;
+  std::size_t workspace(const GradientNorm& op) const override;
+
  protected:
 #define GOAT_OVERRIDE_LAUNCH(Operation, name) void launch(const Operation& op) override;
   GOAT_FOR_EACH_OPERATION(GOAT_OVERRIDE_LAUNCH)
 #undef GOAT_OVERRIDE_LAUNCH
 
  private:
-  // Temporary memory for the kernels of one launch(). The next call of scratch() may return the same bytes.
-  void* scratch(std::size_t bytes);
-
   DeviceInfo info_;
   Stream stream_{};
   std::unique_ptr<Gemm> gemm_;
   int multiprocessors_ = 1;
   Family family_ = Family::large_shared;  // of the tensor-core attention kernels
-  void* scratch_ = nullptr;
-  std::size_t scratch_bytes_ = 0;
+  Workspace workspace_;
 };
 
 // Calls body(T{}) with T the element type of a model tensor: float or bf16.

@@ -13,22 +13,21 @@ __global__ void __launch_bounds__(32) report_families_kernel(LoadedFamilies* fam
 }
 }  // namespace
 
-CudaDevice::CudaDevice() {
+CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release) {
   const runtime::Hardware hardware = runtime::hardware();
   info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description};
   multiprocessors_ = hardware.multiprocessors;
   stream_ = runtime::create_stream();
   LoadedFamilies families{};
-  void* const answer = scratch(sizeof families);
-  enqueue(report_families_kernel, 1, 32, 0, stream_, static_cast<LoadedFamilies*>(answer));
-  runtime::download(&families, answer, sizeof families, stream_);
+  const DeviceBuffer answer(*this, sizeof families);
+  enqueue(report_families_kernel, 1, 32, 0, stream_, static_cast<LoadedFamilies*>(answer.data()));
+  runtime::download(&families, answer.data(), sizeof families, stream_);
   family_ = choose_family(hardware.shared_limit, families);
   gemm_ = std::make_unique<Gemm>(stream_);
 }
 
 CudaDevice::~CudaDevice() {
   gemm_.reset();
-  runtime::release(scratch_);
   runtime::destroy_stream(stream_);
 }
 
@@ -49,17 +48,6 @@ void CudaDevice::copy(void* to, const void* from, std::size_t bytes) {
   runtime::copy(to, from, bytes, stream_);
 }
 void CudaDevice::synchronize() { runtime::synchronize(stream_); }
-
-void* CudaDevice::scratch(std::size_t bytes) {
-  if (bytes > scratch_bytes_) {
-    runtime::release(scratch_);
-    scratch_ = nullptr;
-    scratch_bytes_ = 0;
-    scratch_ = runtime::allocate(bytes);
-    scratch_bytes_ = bytes;
-  }
-  return scratch_;
-}
 
 std::unique_ptr<Device> open_device() { return std::make_unique<CudaDevice>(); }
 

@@ -176,30 +176,49 @@ void CudaDevice::launch(const EmbeddingForward& op) {
   });
 }
 
+namespace {
+struct EmbeddingBackwardMemory {
+  float* partials;         // [2 chunks, C]
+  std::int32_t* sorted;    // [N]
+  std::int32_t* unsorted;  // [N], the order before a pass of the sort
+  std::int32_t* counts;    // [tiles, digits]
+  std::size_t bytes;
+
+  explicit EmbeddingBackwardMemory(const EmbeddingBackward& op, void* workspace = nullptr) {
+    const std::int64_t count = op.tokens.elements();
+    WorkspaceArrays arrays(workspace);
+    partials = arrays.next<float>(2 * divide_up(count, chunk) * op.dtable.shape[1]);
+    sorted = arrays.next<std::int32_t>(count);
+    unsorted = arrays.next<std::int32_t>(count);
+    counts = arrays.next<std::int32_t>(divide_up(count, tile) * digits);
+    bytes = arrays.bytes();
+  }
+};
+}  // namespace
+
+std::size_t CudaDevice::workspace(const EmbeddingBackward& op) const {
+  return EmbeddingBackwardMemory(op).bytes;
+}
+
 // The positions are sorted by token. Then the rows of one token are neighbours, in the order of n. The rows
 // are summed in chunks of the sorted list, so many blocks share the work for a frequent token. The result
 // does not depend on the order in which blocks run. Memory traffic: each row of dout once, each row of dtable
 // that occurs twice. The sort has ceil(log2(V_p) / 8) passes of two kernels. A pass moves 16 bytes a token,
 // and 1 KiB for each pair of tiles of 512 tokens.
 void CudaDevice::launch(const EmbeddingBackward& op) {
+  EmbeddingBackwardMemory memory(op, workspace_.take(op));
   const std::int64_t count = op.tokens.elements(), width = op.dtable.shape[1];
   if (count == 0 || width == 0) return;
   const std::int64_t tiles = divide_up(count, tile), chunks = divide_up(count, chunk);
-  const std::size_t partial_bytes = static_cast<std::size_t>(2 * chunks * width) * sizeof(float);
-  auto* partials = static_cast<float*>(
-      scratch(partial_bytes + static_cast<std::size_t>(2 * count + tiles * digits) * sizeof(std::int32_t)));
-  auto* sorted = reinterpret_cast<std::int32_t*>(reinterpret_cast<unsigned char*>(partials) + partial_bytes);
-  std::int32_t *other = sorted + count, *counts = other + count;
-
   const auto* tokens = data_of<std::int32_t>(op.tokens);
   const int bits =
       std::max(1, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(op.dtable.shape[0] - 1))));
   const std::int32_t* order = nullptr;
   for (int shift = 0; shift < bits; shift += digit_bits) {
-    enqueue(count_digits_kernel, tiles, tile, 0, stream_, counts, tokens, order, count, shift);
-    enqueue(place_kernel, tiles, tile, 0, stream_, sorted, counts, tokens, order, count, shift);
-    order = sorted;
-    std::swap(sorted, other);
+    enqueue(count_digits_kernel, tiles, tile, 0, stream_, memory.counts, tokens, order, count, shift);
+    enqueue(place_kernel, tiles, tile, 0, stream_, memory.sorted, memory.counts, tokens, order, count, shift);
+    order = memory.sorted;
+    std::swap(memory.sorted, memory.unsorted);
   }
   auto* dtable = data_of<float>(op.dtable);
   with_element_type(op.dout.dtype, [&]<class T>(T) {
@@ -207,11 +226,11 @@ void CudaDevice::launch(const EmbeddingBackward& op) {
     constexpr int size = Vector<T>::size;
     const bool vectors = vectorizable(dout, width) && aligned_to_16(dtable);
     enqueue(vectors ? add_runs_kernel<T, size> : add_runs_kernel<T, 1>, chunks,
-            threads_for_row(vectors ? width / size : width), 0, stream_, dtable, partials, dout, tokens,
-            order, count, width);
+            threads_for_row(vectors ? width / size : width), 0, stream_, dtable, memory.partials, dout,
+            tokens, order, count, width);
   });
-  enqueue(add_partials_kernel, chunks, threads_for_row(width), 0, stream_, dtable, partials, tokens, order,
-          count, width);
+  enqueue(add_partials_kernel, chunks, threads_for_row(width), 0, stream_, dtable, memory.partials, tokens,
+          order, count, width);
 }
 
 }  // namespace goat::GOAT_TARGET

@@ -18,7 +18,7 @@ namespace goat::on_cuda {
 
 namespace {
 
-constexpr std::size_t workspace_bytes = 32 << 20;  // NVIDIA's recommendation for Hopper
+constexpr std::size_t most_workspace = 32 << 20;  // NVIDIA's recommendation for Hopper
 
 std::string text_of(const Tensor& tensor) {
   return std::string("'") + tensor.name + "' " + tensor.shape_text() + " " + name_of(tensor.dtype);
@@ -78,7 +78,7 @@ class Preference {
   // product that is split along k stores its parts in fp32 and adds them in a separate step.
   Preference(const Tensor& out, const Tensor& left, const Tensor& right) {
     check_cublas(cublasLtMatmulPreferenceInit(&preference_), "preference");
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes});
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{most_workspace});
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(right));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(left));
@@ -109,24 +109,12 @@ struct Gemm::Library {
   using Key = std::array<std::int64_t, 12>;
 
   cublasLtHandle_t handle = nullptr;
-  void* workspace = nullptr;
   std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // nullopt: cuBLASLt has no algorithm
 
-  Library() {
-    check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
-    try {
-      workspace = runtime::allocate(workspace_bytes);
-    } catch (...) {
-      cublasLtDestroy(handle);
-      throw;
-    }
-  }
+  Library() { check_cublas(cublasLtCreate(&handle), "cublasLtCreate"); }
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
-  ~Library() {
-    runtime::release(workspace);
-    cublasLtDestroy(handle);
-  }
+  ~Library() { cublasLtDestroy(handle); }
 
   // The first choice of cuBLASLt's heuristic. It is asked once for each key.
   const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right,
@@ -163,7 +151,7 @@ struct Gemm::Library {
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return std::nullopt;
     check_cublas(status, "choice of an algorithm");
     const auto usable = [](const cublasLtMatmulHeuristicResult_t& result) {
-      return result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
+      return result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= most_workspace;
     };
     const auto first = std::find_if(results.begin(), results.begin() + count, usable);
     return first == results.begin() + count ? std::nullopt : std::optional(first->algo);
@@ -177,8 +165,13 @@ bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tens
   return is_aligned_bias(bias) && library_->algorithm(out, left, right, bias, tf32).has_value();
 }
 
+// The choice of an algorithm depends on the alignments, so it is not asked how much it takes.
+std::size_t Gemm::workspace_bytes(const Tensor& out, Factor left) {
+  return out.elements() > 0 && left.tensor.elements() > 0 ? most_workspace : 0;
+}
+
 void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                    bool tf32) {
+                    bool tf32, void* workspace) {
   if (out.elements() == 0) return;
   if (left.tensor.elements() == 0) {  // the product is an empty sum
     if (bias)
@@ -194,7 +187,7 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
   const cublasStatus_t status =
       cublasLtMatmul(library_->handle, &product.operation, &one, right.tensor.data, &product.right,
                      left.tensor.data, &product.left, &beta, out.data, &product.out, out.data, &product.out,
-                     &*algorithm, library_->workspace, workspace_bytes, stream_);
+                     &*algorithm, workspace, most_workspace, stream_);
   if (status != CUBLAS_STATUS_SUCCESS)
     throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusName(status) + " for " +
                              text_of(out, left, right, bias));

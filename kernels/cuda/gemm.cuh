@@ -26,7 +26,12 @@ class Gemm {
   ~Gemm();
 
   // out [m, n] = left [m, k] right [k, n] + bias [n] (optional) + out (if accumulate), rounded once.
-  void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate, bool tf32);
+  // `workspace`: 256-byte aligned memory of workspace_bytes().
+  void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate, bool tf32,
+                void* workspace);
+
+  // The temporary memory of multiply() for these shapes.
+  static std::size_t workspace_bytes(const Tensor& out, Factor left);
 
   // Whether multiply() can add this bias. The bias must be 16-byte aligned.
   bool can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32);

@@ -22,9 +22,14 @@ void CudaDevice::launch(const LayerNormForward& op) {
   });
 }
 
+std::size_t CudaDevice::workspace(const LayerNormBackward& op) const {
+  return norm_partials_bytes<true>(op.dout.shape[0], op.dout.shape[1]);
+}
+
 // A block takes a range of rows. Memory traffic: 4 elements for each element of dout, and 16 C bytes of
 // partial sums for each of at most 512 blocks.
 void CudaDevice::launch(const LayerNormBackward& op) {
+  auto* partials = static_cast<float*>(workspace_.take(op));
   with_element_type(op.dout.dtype, [&]<class T>(T) {
     const NormBackward<T> norm{.dsum = data_of<T>(op.dsum),
                                .dweight = data_of<float>(op.dweight),
@@ -36,8 +41,7 @@ void CudaDevice::launch(const LayerNormBackward& op) {
                                .rstd = data_of<float>(op.rstd),
                                .rows = op.dout.shape[0],
                                .width = static_cast<int>(op.dout.shape[1])};
-    const auto partials = static_cast<std::size_t>(norm.blocks() * 2 * norm.width);
-    enqueue_norm_backward<T, true>(stream_, norm, static_cast<float*>(scratch(partials * sizeof(float))));
+    enqueue_norm_backward<T, true>(stream_, norm, partials);
   });
 }
 

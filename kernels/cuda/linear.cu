@@ -75,10 +75,15 @@ __global__ void __launch_bounds__(spread_threads)
 
 }  // namespace
 
+std::size_t CudaDevice::workspace(const LinearForward& op) const {
+  return Gemm::workspace_bytes(op.out, {op.x, false});
+}
+
 // Gemm cannot add some biases, for example one that is not aligned. Then every row of `out` is first set
 // to the bias, and Gemm adds the product. This costs one more write and read of `out`; the result is
 // still rounded once.
 void CudaDevice::launch(const LinearForward& op) {
+  void* const workspace = workspace_.take(op);
   const std::int64_t elements = op.out.elements();
   const bool spread = op.bias && elements > 0 &&
                       !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias, op.tf32);
@@ -91,23 +96,37 @@ void CudaDevice::launch(const LinearForward& op) {
               data_of<T>(op.bias), elements, op.out.shape[1]);
     });
   }
-  gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread, op.tf32);
+  gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread, op.tf32,
+                  workspace);
+}
+
+std::size_t CudaDevice::workspace(const LinearBackwardInput& op) const {
+  return Gemm::workspace_bytes(op.dx, {op.dout, false});
 }
 
 void CudaDevice::launch(const LinearBackwardInput& op) {
-  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false, op.tf32);
+  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false, op.tf32, workspace_.take(op));
+}
+
+// The matrix product and then the slices of dbias, f64 [slices, O], use the same memory. dbias may be
+// planned, so its rank tells whether it is wanted.
+std::size_t CudaDevice::workspace(const LinearBackwardWeight& op) const {
+  const std::int64_t slices = divide_up(op.dout.shape[0], slice_rows);
+  const std::size_t slice_bytes =
+      op.dbias.rank > 0 ? static_cast<std::size_t>(slices * op.dout.shape[1]) * sizeof(double) : 0;
+  return std::max(Gemm::workspace_bytes(op.dweight, {op.dout, true}), slice_bytes);
 }
 
 // dbias takes two steps. First a block sums a slice of 256 rows of a tile of columns; a warp reads 512
 // consecutive bytes of a row. Then a block adds the slices of 32 columns. Memory traffic: dout once, and 16
 // bytes for each column and slice.
 void CudaDevice::launch(const LinearBackwardWeight& op) {
-  gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true, op.tf32);
+  void* const workspace = workspace_.take(op);
+  gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true, op.tf32, workspace);
   const std::int64_t rows = op.dout.shape[0], columns = op.dout.shape[1];
   if (!op.dbias || rows == 0) return;
   const std::int64_t slices = divide_up(rows, slice_rows);
-  double* partial =
-      static_cast<double*>(scratch(static_cast<std::size_t>(slices * columns) * sizeof(double)));
+  auto* partial = static_cast<double*>(workspace);
   with_element_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);
     const T* dout = data_of<T>(op.dout);

@@ -4,6 +4,8 @@
 // rows.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -189,22 +191,26 @@ void enqueue_norm_forward(Stream stream, const NormForward<T>& op) {
 //   dsum += rstd (g - <g> - y <g y>)  (RMSNorm: without <g>),   dweight += dout y,   dbias += dout.
 template <class T>
 struct NormBackward {
-  // One wave of blocks on the largest GPUs. It is a constant, because the order of the sums must not
-  // depend on the GPU.
-  static constexpr std::int64_t most_blocks = 512;
-
   T* dsum;
   float *dweight, *dbias;
   const T *dout, *sum;
   const float *weight, *mean, *rstd;
   std::int64_t rows;
   int width;
-
-  std::int64_t block_rows() const {
-    return divide_up(rows, most_blocks) < 4 ? 4 : divide_up(rows, most_blocks);
-  }
-  std::int64_t blocks() const { return divide_up(rows, block_rows()); }
 };
+
+// A block takes this many rows: 4, or more if there are more than 512 blocks otherwise, one wave on the
+// largest GPUs. The limit is a constant, because the order of the sums must not depend on the GPU.
+inline std::int64_t norm_block_rows(std::int64_t rows) {
+  return std::max<std::int64_t>(4, divide_up(rows, 512));
+}
+inline std::int64_t norm_blocks(std::int64_t rows) { return divide_up(rows, norm_block_rows(rows)); }
+
+// The bytes of the blocks' partial sums: [blocks, dweight and (centred) dbias, C] floats.
+template <bool centred>
+std::size_t norm_partials_bytes(std::int64_t rows, std::int64_t width) {
+  return static_cast<std::size_t>(norm_blocks(rows) * (centred ? 2 : 1) * width) * sizeof(float);
+}
 
 // The bytes of dynamic shared memory of a block. They hold the gradients of the parameters where the block
 // processes several rows side by side.
@@ -319,18 +325,18 @@ __global__ void __launch_bounds__(32 * slices)
   }
 }
 
-// `partials`: memory for blocks() * (centred ? 2 : 1) * width floats or more.
+// `partials`: memory of norm_partials_bytes().
 template <class T, bool centred>
 void enqueue_norm_backward(Stream stream, const NormBackward<T>& op, float* partials) {
   if (op.rows == 0) return;
   const int columns = (centred ? 2 : 1) * op.width;
   const bool vectors = vectorizable(op.dout, op.width) && aligned_to_16(op.dsum, op.sum, op.weight);
   with_row_layout<T>(vectors, op.width, [&]<class Layout>(Layout) {
-    enqueue(norm_backward_kernel<T, centred, Layout>, op.blocks(), Layout::threads,
-            norm_backward_shared_bytes<Layout, centred>, stream, op, partials, op.block_rows());
+    enqueue(norm_backward_kernel<T, centred, Layout>, norm_blocks(op.rows), Layout::threads,
+            norm_backward_shared_bytes<Layout, centred>, stream, op, partials, norm_block_rows(op.rows));
   });
   enqueue(norm_add_partials_kernel<centred>, divide_up(columns, 32), 32 * slices, 0, stream, op.dweight,
-          op.dbias, partials, op.blocks(), op.width);
+          op.dbias, partials, norm_blocks(op.rows), op.width);
 }
 
 }  // namespace goat::GOAT_TARGET

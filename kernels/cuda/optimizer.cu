@@ -224,14 +224,23 @@ void CudaDevice::launch(const AddLoss& op) {
           op.weights ? op.weights.as<float>() : nullptr, op.weight, op.losses.elements());
 }
 
+namespace {
+std::int64_t norm_chunks(const Tensor& grad) { return divide_up(grad.elements(), norm_chunk); }
+}  // namespace
+
+// The sums of the chunks of all gradients.
+std::size_t CudaDevice::workspace(const GradientNorm& op) const {
+  std::int64_t chunks = 0;
+  for (const Tensor& grad : op.grads) chunks += norm_chunks(grad);
+  return static_cast<std::size_t>(chunks) * sizeof(double);
+}
+
 // A block sums a chunk of one gradient; a thread takes 16 bytes at a time. One launch covers many
 // tensors. Then one block adds the chunks in their order and sets the state of the step. Memory traffic:
 // the gradients once.
 void CudaDevice::launch(const GradientNorm& op) {
-  const auto blocks_of = [](const Tensor& tensor) { return divide_up(tensor.elements(), norm_chunk); };
-  std::int64_t partials = 0, done = 0;
-  for (const Tensor& grad : op.grads) partials += blocks_of(grad);
-  double* partial = static_cast<double*>(scratch(static_cast<std::size_t>(partials) * sizeof(double)));
+  auto* partial = static_cast<double*>(workspace_.take(op));
+  std::int64_t done = 0;
   GradientList list{};
   const auto flush = [&] {
     const unsigned blocks = list.first_block[list.tensors];
@@ -243,11 +252,11 @@ void CudaDevice::launch(const GradientNorm& op) {
     const int i = list.tensors++;
     list.data[i] = data_of<float>(grad);
     list.elements[i] = grad.elements();
-    list.first_block[i + 1] = list.first_block[i] + static_cast<unsigned>(blocks_of(grad));
+    list.first_block[i + 1] = list.first_block[i] + static_cast<unsigned>(norm_chunks(grad));
     if (list.tensors == GradientList::capacity) flush();
   }
   flush();
-  enqueue(finish_norm_kernel, 1, sum_threads, 0, stream_, op.state, partial, partials, op.clip);
+  enqueue(finish_norm_kernel, 1, sum_threads, 0, stream_, op.state, partial, done, op.clip);
 }
 
 // Neighbouring threads take neighbouring quads, so that every access of a warp is 512 consecutive bytes

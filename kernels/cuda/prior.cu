@@ -174,6 +174,9 @@ struct LaneBackwardArguments {
   __device__ __forceinline__ double* partials(int h, int r, int sum) const {
     return partial + ((static_cast<std::int64_t>(h) * max(modes, 1) + r) * lane_sums + sum) * tiles * slices;
   }
+  std::int64_t all_partials() const {
+    return static_cast<std::int64_t>(heads) * std::max(modes, 1) * lane_sums * tiles * slices;
+  }
 };
 
 constexpr int slice_sequences = 16;  // sequences that a block sums
@@ -290,44 +293,50 @@ __global__ void __launch_bounds__(threads) finish_lane_gradients_kernel(const La
 }
 }  // namespace
 
+namespace {
+// The partitions (at most 256 tiles of the rows, 16 sequences each) depend on the shapes alone.
+LaneBackwardArguments arguments_of(const PriorLanesBackward& op, void* partial) {
+  const std::int64_t rows = op.dq_lanes.shape[2];
+  const int batch = static_cast<int>(op.dq_lanes.shape[0]), modes = static_cast<int>(op.alpha.shape[1]),
+            columns = std::clamp(modes, 1, threads), groups = threads / columns;
+  const std::int64_t tile_rows = groups * std::max<std::int64_t>(1, divide_up(rows, 256 * groups));
+  return {data_of<float>(op.dalpha),
+          data_of<float>(op.dbeta),
+          data_of<float>(op.dlambda),
+          data_of<float>(op.dfrequency),
+          data_of<float>(op.dq_lanes),
+          data_of<float>(op.dk_lanes),
+          data_of<float>(op.dslope),
+          data_of<float>(op.alpha),
+          data_of<float>(op.beta),
+          data_of<float>(op.fourier),
+          data_of<std::int32_t>(op.positions),
+          rows,
+          batch,
+          static_cast<int>(op.dq_lanes.shape[1]),
+          modes,
+          static_cast<int>(op.positions.shape[1]),
+          columns,
+          tile_rows,
+          static_cast<double*>(partial),
+          static_cast<int>(divide_up(rows, tile_rows)),
+          static_cast<int>(divide_up(batch, slice_sequences))};
+}
+}  // namespace
+
+std::size_t CudaDevice::workspace(const PriorLanesBackward& op) const {
+  const LaneBackwardArguments arguments = arguments_of(op, nullptr);
+  return static_cast<std::size_t>(arguments.all_partials()) * sizeof(double);
+}
+
 // Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the
-// terms of a gradient nearly cancel. The partitions (at most 256 tiles of the rows, 16 sequences each)
-// depend on the shapes alone.
+// terms of a gradient nearly cancel.
 void CudaDevice::launch(const PriorLanesBackward& op) {
-  LaneBackwardArguments arguments{data_of<float>(op.dalpha),
-                                  data_of<float>(op.dbeta),
-                                  data_of<float>(op.dlambda),
-                                  data_of<float>(op.dfrequency),
-                                  data_of<float>(op.dq_lanes),
-                                  data_of<float>(op.dk_lanes),
-                                  data_of<float>(op.dslope),
-                                  data_of<float>(op.alpha),
-                                  data_of<float>(op.beta),
-                                  data_of<float>(op.fourier),
-                                  data_of<std::int32_t>(op.positions),
-                                  op.dq_lanes.shape[2],
-                                  static_cast<int>(op.dq_lanes.shape[0]),
-                                  static_cast<int>(op.dq_lanes.shape[1]),
-                                  static_cast<int>(op.alpha.shape[1]),
-                                  static_cast<int>(op.positions.shape[1]),
-                                  0,
-                                  0,
-                                  nullptr,
-                                  0,
-                                  0};
-  const int heads = arguments.heads, modes = std::max(arguments.modes, 1);
-  if (arguments.rows == 0 || arguments.batch == 0 || heads == 0) return;
-  arguments.columns = std::min(modes, threads);
-  const int groups = threads / arguments.columns;
-  arguments.tile_rows = groups * divide_up(arguments.rows, 256 * groups);
-  arguments.tiles = static_cast<int>(divide_up(arguments.rows, arguments.tile_rows));
-  arguments.slices = static_cast<int>(divide_up(arguments.batch, slice_sequences));
-  const std::int64_t partials =
-      static_cast<std::int64_t>(heads) * modes * lane_sums * arguments.tiles * arguments.slices;
-  arguments.partial = static_cast<double*>(scratch(static_cast<std::size_t>(partials) * sizeof(double)));
-  enqueue(sum_lane_gradients_kernel, Grid(arguments.slices, arguments.tiles, heads), threads, 0, stream_,
-          arguments);
-  enqueue(finish_lane_gradients_kernel, modes, threads, 0, stream_, arguments);
+  const LaneBackwardArguments arguments = arguments_of(op, workspace_.take(op));
+  if (arguments.all_partials() == 0) return;
+  enqueue(sum_lane_gradients_kernel, Grid(arguments.slices, arguments.tiles, arguments.heads), threads, 0,
+          stream_, arguments);
+  enqueue(finish_lane_gradients_kernel, std::max(arguments.modes, 1), threads, 0, stream_, arguments);
 }
 
 namespace {

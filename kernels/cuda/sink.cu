@@ -223,9 +223,25 @@ __global__ void __launch_bounds__(threads) finish_sink_gradients_kernel(const Si
 }
 }  // namespace
 
+namespace {
+// The rows of a block of sink_backward_kernel. There are at most 256 partitions, depending on T alone.
+std::int64_t rows_of_partition(std::int64_t rows) { return tile_rows * divide_up(rows, 256 * tile_rows); }
+std::int64_t partitions_of(std::int64_t rows) {
+  return rows > 0 ? divide_up(rows, rows_of_partition(rows)) : 0;
+}
+// The elements of dw1, db1 and dw2.
+std::int64_t outputs_of(const SinkBackward& op) {
+  return op.dw1.elements() + op.db1.elements() + op.dw2.elements();
+}
+}  // namespace
+
+// [outputs, partitions]: the parts of the gradients.
+std::size_t CudaDevice::workspace(const SinkBackward& op) const {
+  return static_cast<std::size_t>(outputs_of(op) * partitions_of(op.features.shape[0])) * sizeof(double);
+}
+
 // Sums over T are in double, because sum_j dU_j = 0 makes their terms cancel. Reads dkey_bias once
-// (4 B H T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache. There are at
-// most 256 partitions, depending on T alone.
+// (4 B H T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache.
 void CudaDevice::launch(const SinkBackward& op) {
   SinkBackwardArguments arguments{data_of<float>(op.dw1),
                                   data_of<float>(op.db1),
@@ -241,18 +257,15 @@ void CudaDevice::launch(const SinkBackward& op) {
                                   nullptr,
                                   0,
                                   0};
-  const std::int64_t sums = op.dkey_bias_sum.elements(),
-                     outputs =
-                         static_cast<std::int64_t>(arguments.width + 1 + arguments.heads) * arguments.units;
+  arguments.partial = static_cast<double*>(workspace_.take(op));
+  const std::int64_t sums = op.dkey_bias_sum.elements(), outputs = outputs_of(op);
   if (sums == 0) return;
   enqueue(sum_over_batch_kernel, divide_up(sums, threads), threads, 0, stream_,
           data_of<float>(op.dkey_bias_sum), data_of<float>(op.dbump), data_of<float>(op.dkey_bias),
           static_cast<int>(op.dkey_bias.shape[0]), arguments.heads, arguments.rows);
   if (outputs == 0) return;
-  arguments.partition_rows = tile_rows * divide_up(arguments.rows, 256 * tile_rows);
-  arguments.partitions = static_cast<int>(divide_up(arguments.rows, arguments.partition_rows));
-  arguments.partial = static_cast<double*>(
-      scratch(static_cast<std::size_t>(outputs * arguments.partitions) * sizeof(double)));
+  arguments.partition_rows = rows_of_partition(arguments.rows);
+  arguments.partitions = static_cast<int>(partitions_of(arguments.rows));
   enqueue(sink_backward_kernel, Grid(arguments.partitions, divide_up(arguments.units, 32)), threads, 0,
           stream_, arguments);
   enqueue(finish_sink_gradients_kernel, divide_up(outputs, warps), threads, 0, stream_, arguments);

@@ -1,5 +1,5 @@
 // The counterpart of kernels/cuda/gemm.cu: oneDNN's sgemm. bf16 operands are converted to fp32, which is
-// exact, and the result is rounded once.
+// exact, and the result is rounded once. The fp32 copies are memory of the host, not of the simulated device.
 #include "kernels/cuda/gemm.cuh"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -52,8 +52,10 @@ bool Gemm::can_add_bias(const Tensor&, Factor, Factor, const Tensor& bias, bool)
   return is_aligned_bias(bias);
 }
 
+std::size_t Gemm::workspace_bytes(const Tensor&, Factor) { return 0; }
+
 void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                    bool tf32) {
+                    bool tf32, void*) {
   const std::int64_t m = out.shape[0], n = out.shape[1], k = left.tensor.shape[left.transposed ? 0 : 1];
   if (m == 0 || n == 0) return;
   std::vector<float> sum = accumulate ? widened(out) : std::vector<float>(static_cast<std::size_t>(m * n));

@@ -117,17 +117,14 @@ __global__ void __launch_bounds__(finish_threads)
   }
 }
 
-// allocate(bytes) returns memory for DqSums.
-template <class Allocate>
+// dq_sum: memory of the DqSums.
 void attention_backward_any_order(const BackwardArguments<bf16>& arguments, int batch, Family family,
-                                  Stream stream, Allocate allocate) {
+                                  float* dq_sum, Stream stream) {
   with_tile_shape(
       arguments.head_dim, family,
       [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
         const std::int64_t elements = DqSums<D>::elements(batch, arguments);
-        const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-        auto* dq_sum = static_cast<float*>(allocate(bytes));
-        runtime::set_zero(dq_sum, bytes, stream);
+        runtime::set_zero(dq_sum, static_cast<std::size_t>(elements) * sizeof(float), stream);
         attention_backward_keys(arguments, batch, family, dq_sum, stream);
         enqueue(attention_finish_dq_kernel<D>, divide_up(elements / 16, finish_threads), finish_threads, 0,
                 stream, arguments, dq_sum, elements / 16);
@@ -148,7 +145,20 @@ void attention_delta(const BackwardArguments<T>& arguments, int batch, Stream st
 template void attention_delta<float>(const BackwardArguments<float>&, int, Stream);
 template void attention_delta<bf16>(const BackwardArguments<bf16>&, int, Stream);
 
+// The sums of dq in any order. The form that runs depends on the alignment too: this is the largest of them.
+std::size_t CudaDevice::workspace(const AttentionBackward& op) const {
+  const int batch = static_cast<int>(op.q.shape[0]), head_dim = static_cast<int>(op.q.shape[3]);
+  if (op.q.dtype != DType::bf16 || head_dim > 128 || op.deterministic || !can_add_dq(head_dim, family_))
+    return 0;
+  std::int64_t elements = 0;
+  with_tile_shape(head_dim, family_, [&]<int D, class Chosen>(std::integral_constant<int, D>, Chosen) {
+    elements = DqSums<D>::elements(batch, BackwardArguments<bf16>(op));
+  });
+  return static_cast<std::size_t>(elements) * sizeof(float);
+}
+
 void CudaDevice::launch(const AttentionBackward& op) {
+  auto* dq_sum = static_cast<float*>(workspace_.take(op));
   if (op.dk.elements() == 0) return;
   const int batch = static_cast<int>(op.q.shape[0]);
   with_element_type(op.q.dtype, [&]<class T>(T) {
@@ -163,8 +173,7 @@ void CudaDevice::launch(const AttentionBackward& op) {
           attention_backward_queries(arguments, batch, family_, stream_);
           return attention_backward_keys(arguments, batch, family_, nullptr, stream_);
         }
-        return attention_backward_any_order(arguments, batch, family_, stream_,
-                                            [&](std::size_t bytes) { return scratch(bytes); });
+        return attention_backward_any_order(arguments, batch, family_, dq_sum, stream_);
       }
     attention_backward_ffma<T>(arguments, batch, stream_);
   });

@@ -329,16 +329,25 @@ void launch_forward(Family family, const ForwardArguments<bf16>& arguments, int 
 
 }  // namespace
 
+namespace {
+bool takes_decode_form(const AttentionForward& op) {
+  return op.out.elements() > 0 && op.q.shape[1] <= decode_queries && op.k.shape[1] >= decode_keys;
+}
+}  // namespace
+
+std::size_t CudaDevice::workspace(const AttentionForward& op) const {
+  if (!takes_decode_form(op)) return 0;
+  return decode_scratch_bytes(static_cast<int>(op.q.shape[0]), static_cast<int>(op.q.shape[2]),
+                              static_cast<int>(op.q.shape[1]), static_cast<int>(op.k.shape[1]),
+                              static_cast<int>(op.q.shape[3]));
+}
+
 void CudaDevice::launch(const AttentionForward& op) {
   if (op.out.elements() == 0) return;
   const int batch = static_cast<int>(op.q.shape[0]);
   with_element_type(op.q.dtype, [&]<class T>(T) {
     const ForwardArguments<T> arguments(op);
-    if (arguments.queries <= decode_queries && arguments.keys >= decode_keys) {
-      void* parts = scratch(decode_scratch_bytes(batch, arguments.heads, arguments.queries, arguments.keys,
-                                                 arguments.head_dim));
-      return attention_decode<T>(arguments, batch, parts, stream_);
-    }
+    if (takes_decode_form(op)) return attention_decode<T>(arguments, batch, workspace_.take(op), stream_);
     if constexpr (std::is_same_v<T, bf16>)
       if (arguments.head_dim <= 128 && arguments.aligned()) {
         if (arguments.head_dim <= 32) return launch_forward<32>(family_, arguments, batch, stream_);

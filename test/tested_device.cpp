@@ -1,0 +1,128 @@
+#include "test/tested_device.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace goat::test {
+
+namespace {
+constexpr std::size_t guard_bytes = 256, most_compared_bytes = std::size_t{1} << 20;
+
+// A workspace of some bytes between guard bytes, all 0xFF: NaN for floats, -1 for integers.
+class GuardedWorkspace {
+ public:
+  GuardedWorkspace(Device& device, std::size_t bytes)
+      : device_(device), buffer_(device, bytes + 2 * guard_bytes), bytes_(bytes) {
+    const std::vector<unsigned char> poison(buffer_.bytes(), 0xFF);
+    device.upload(buffer_.data(), poison.data(), poison.size());
+  }
+
+  WorkspaceMemory memory() const {
+    return {static_cast<unsigned char*>(buffer_.data()) + guard_bytes, bytes_};
+  }
+  WorkspaceMemory one_byte_less() const { return {memory().data, bytes_ - 1}; }
+
+  bool guards_are_intact() const {
+    unsigned char guards[2 * guard_bytes];
+    const auto* first = static_cast<const unsigned char*>(buffer_.data());
+    device_.download(guards, first, guard_bytes);
+    device_.download(guards + guard_bytes, first + guard_bytes + bytes_, guard_bytes);
+    return std::all_of(std::begin(guards), std::end(guards), [](unsigned char byte) { return byte == 0xFF; });
+  }
+
+ private:
+  Device& device_;
+  DeviceBuffer buffer_;
+  std::size_t bytes_;
+};
+
+// What the device says when it runs the operation in this workspace; "" if it does.
+template <class Operation>
+std::string complaint_of(Device& device, const Operation& op, WorkspaceMemory memory) {
+  const WorkspaceScope scope(device, memory);
+  try {
+    device.run(op);
+  } catch (const std::logic_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+template <class Operation>
+bool is_deterministic(const Operation& op) {
+  if constexpr (requires { op.deterministic; }) return op.deterministic;
+  return true;
+}
+}  // namespace
+
+void* TestedDevice::allocate(std::size_t bytes) {
+  void* memory = inner_->allocate(bytes);
+  allocations_.emplace(memory, bytes);
+  return memory;
+}
+
+void TestedDevice::release(void* memory) noexcept {
+  allocations_.erase(memory);
+  inner_->release(memory);
+}
+
+template <class Operation>
+void TestedDevice::run_checked(const Operation& op) {
+  const std::string name = name_of(op);
+  const std::size_t bytes = inner_->workspace(op);
+  const GuardedWorkspace workspace(*inner_, bytes);
+  if (bytes > 0) {
+    const std::string complaint = complaint_of(*inner_, op, workspace.one_byte_less());
+    if (!complaint.starts_with(name + ": needs a workspace of " + std::to_string(bytes) + " bytes"))
+      throw std::runtime_error(name + ": in a workspace that is too small: '" + complaint + "'");
+  }
+  const bool compare = bytes > 0 && is_deterministic(op) && can_compare();
+  Contents wanted;
+  if (compare) {
+    const Contents before = contents();
+    inner_->run(op);
+    wanted = contents();
+    restore(before);
+  }
+  {
+    const WorkspaceScope scope(*inner_, workspace.memory());
+    inner_->run(op);
+  }
+  if (!workspace.guards_are_intact()) throw std::runtime_error(name + ": written outside its workspace");
+  if (compare && contents() != wanted)
+    throw std::runtime_error(name + ": another result than without a given workspace");
+}
+
+#define GOAT_DEFINE_LAUNCH(Operation, name) \
+  void TestedDevice::launch(const Operation& op) { run_checked(op); }
+GOAT_FOR_EACH_OPERATION(GOAT_DEFINE_LAUNCH)
+#undef GOAT_DEFINE_LAUNCH
+
+// With AddressSanitizer the guard bands of operands cannot be read.
+bool TestedDevice::can_compare() const {
+#ifdef __SANITIZE_ADDRESS__
+  return false;
+#else
+  std::size_t bytes = 0;
+  for (const auto& [memory, size] : allocations_) bytes += size;
+  return bytes <= most_compared_bytes;
+#endif
+}
+
+TestedDevice::Contents TestedDevice::contents() {
+  Contents all;
+  for (const auto& [memory, bytes] : allocations_)
+    inner_->download(all.emplace_back(bytes).data(), memory, bytes);
+  return all;
+}
+
+void TestedDevice::restore(const Contents& contents) {
+  std::size_t next = 0;
+  for (const auto& [memory, bytes] : allocations_) inner_->upload(memory, contents[next++].data(), bytes);
+}
+
+std::unique_ptr<Device> open_tested(const std::string& name) {
+  return std::make_unique<TestedDevice>(open_device(name));
+}
+
+}  // namespace goat::test
