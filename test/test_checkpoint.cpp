@@ -34,7 +34,7 @@ Config tiny_config() {
 struct Run {
   Config config = tiny_config();
   std::unique_ptr<Device> device = open_device("cpu");
-  TrainingPlan plan{config};
+  TrainingPlan plan{config, *device};
   goat::test::TemporaryFolder folder;
   Run() {
     fs::create_directory(folder.path() / "checkpoints");
@@ -219,7 +219,7 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
   const auto loads_into = [&](const std::vector<std::string>& settings) {
     Config config = tiny_config();
     for (const std::string& setting : settings) apply_setting(config, setting);
-    TrainingPlan plan(config);
+    TrainingPlan plan(config, *run.device);
     plan.memory.allocate(*run.device);
     plan.parameters.bind();
     return data_error([&] { load_model(folder, *run.device, plan.parameters); });
@@ -234,7 +234,7 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
 
   Config sloped = run.config;  // a tensor more, the rest alike
   apply_setting(sloped, "prior.recency=free");
-  TrainingPlan plan(sloped);
+  TrainingPlan plan(sloped, *run.device);
   plan.memory.allocate(*run.device);
   plan.parameters.bind();
   const fs::path other =

@@ -6,6 +6,8 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
+#include "train/model/evaluation.h"
+#include "train/model/generator.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -23,6 +25,27 @@ class SmallDevice final : public CpuDevice {
   std::size_t bytes_;
 };
 
+// A CPU that counts the operations which take temporary memory: from a workspace that the caller gave, and
+// from elsewhere.
+class CountingDevice final : public CpuDevice {
+ public:
+  WorkspaceMemory use_workspace(WorkspaceMemory memory) override {
+    given_ = memory.data != nullptr;
+    return CpuDevice::use_workspace(memory);
+  }
+  std::int64_t inside = 0, outside = 0;
+
+ private:
+#define GOAT_COUNT(Operation, name)                       \
+  void launch(const Operation& op) override {             \
+    if (workspace(op) > 0) given_ ? ++inside : ++outside; \
+    CpuDevice::launch(op);                                \
+  }
+  GOAT_FOR_EACH_OPERATION(GOAT_COUNT)
+#undef GOAT_COUNT
+  bool given_ = false;
+};
+
 Config batch_of_twelve(std::int64_t micro_batch) {
   return load_config("copy_mixture",
                      {"model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
@@ -31,7 +54,7 @@ Config batch_of_twelve(std::int64_t micro_batch) {
 }
 
 std::size_t bytes_with(std::int64_t micro_batch) {
-  return TrainingPlan(batch_of_twelve(micro_batch)).memory.total_bytes();
+  return TrainingPlan(batch_of_twelve(micro_batch), CpuDevice()).memory.total_bytes();
 }
 
 // What a run that starts with all 12 sequences at once is told where there are `bytes` of memory.
@@ -101,4 +124,31 @@ TEST_CASE("memory: sizes are told in the largest unit that keeps them at 1 or mo
   CHECK(bytes_text(1536 << 10) == "1.5 MiB");
   CHECK(bytes_text(std::size_t{5} << 40) == "5.0 TiB");
   CHECK(bytes_text(std::size_t{5} << 52) == "20480.0 TiB");
+}
+
+TEST_CASE("memory: training, evaluation and generation take temporary memory from their plans alone") {
+  CountingDevice device;
+  const Config config = batch_of_twelve(3);
+  const auto training = open_training_source(config), validation = open_validation_source(config);
+  Trainer trainer(config, device, *training, validation.get());
+  trainer.allocate();
+  trainer.initialize();
+  const auto only_planned = [&] {
+    CHECK(std::exchange(device.inside, 0) > 0);
+    CHECK(device.outside == 0);
+  };
+  trainer.step();
+  only_planned();
+  trainer.validate();
+  only_planned();
+  evaluate(config, trainer.parameters(), device, *validation, {.length = 64, .sequences = 2}, false);
+  only_planned();
+  for (const bool cache : {true, false}) {
+    Generator generator(config, trainer.parameters(), device, {1, 2, 3}, 4, cache);
+    for (int token = 0; token < 4; ++token) {
+      generator.next_logits();
+      generator.append(5);
+    }
+    only_planned();
+  }
 }

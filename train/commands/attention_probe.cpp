@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/model/model.h"
+#include "train/model/evaluation.h"
 
 namespace goat {
 
@@ -136,14 +136,10 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
                               const std::function<void(std::int64_t)>& progress) {
   const std::int64_t heads = config.model.heads, length = priors.at(0).log_prior.length();
   ProbeReadings readings = empty_readings(config, sequences, length);
-  MemoryPlan memory;
-  Model model(config, {1, length}, false, parameters, memory);
-  memory.allocate(device, "Give a smaller --length");
-  model.bind(device);
+  ForwardModel forward(config, {1, length}, parameters, device, "Give a smaller --length");
+  Model& model = forward.model();
 
-  const float scale = config.model.attn_scale == "none"
-                          ? 1.0f
-                          : static_cast<float>(1 / std::sqrt(static_cast<double>(config.content_dim())));
+  const float scale = content_scale(config);
   std::vector<float> host;
   std::int64_t sequence = 0;
   model.set_attention_observer([&](std::int64_t layer, const Tensor& qkv) {

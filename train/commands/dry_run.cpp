@@ -32,7 +32,7 @@ void dry_run(const Config& config, const std::filesystem::path& run_folder, cons
   print_count("tokens a step", tokens);
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
-  print_memory(TrainingPlan(config).memory);
+  print_memory(TrainingPlan(config, device).memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
   std::printf("output folder:   %s: %s\n", run_folder.c_str(), describe_run_folder(run_folder).c_str());
   std::fflush(stdout);

@@ -1,11 +1,14 @@
 #include "train/memory/memory.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <new>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
+
+#include "kernels/workspace_survey.h"
 
 namespace goat {
 
@@ -30,6 +33,23 @@ void MemoryPlan::add(MemoryCategory category, std::string name, DType dtype,
   Entry& entry = entries_.emplace_back(Entry{category, std::move(name), bytes_[index_of(category)], &view});
   view = Tensor::contiguous(nullptr, dtype, shape, entry.name.c_str());
   bytes_[index_of(category)] += (view.bytes() + alignment - 1) / alignment * alignment;
+}
+
+void MemoryPlan::add_workspace(const Device& device, const std::function<void(Device&)>& passes,
+                               Tensor& view) {
+  std::array<char*, memory_categories.size()> nowhere{};
+  std::uintptr_t base = alignment;
+  for (std::size_t i = 0; i < nowhere.size(); base += bytes_[i++]) nowhere[i] = reinterpret_cast<char*>(base);
+  place(nowhere);
+  WorkspaceSurvey survey(device);
+  passes(survey);
+  for (Entry& entry : entries_) entry.view->data = nullptr;
+  add(MemoryCategory::workspace, "temporary memory of operations", DType::f32,
+      {static_cast<std::int64_t>((survey.bytes() + sizeof(float) - 1) / sizeof(float))}, view);
+}
+
+void MemoryPlan::place(const std::array<char*, memory_categories.size()>& bases) {
+  for (Entry& entry : entries_) entry.view->data = bases[index_of(entry.category)] + entry.offset;
 }
 
 std::size_t MemoryPlan::bytes(MemoryCategory category) const { return bytes_[index_of(category)]; }
@@ -63,8 +83,10 @@ void MemoryPlan::allocate(Device& device, const std::string& advice) {
     }
     device.set_zero(blocks_[index_of(category)].data(), size);
   }
-  for (Entry& entry : entries_)
-    entry.view->data = static_cast<char*>(blocks_[index_of(entry.category)].data()) + entry.offset;
+  std::array<char*, memory_categories.size()> bases{};
+  std::ranges::transform(blocks_, bases.begin(),
+                         [](const DeviceBuffer& block) { return static_cast<char*>(block.data()); });
+  place(bases);
 }
 
 MemoryCategory MemoryPlan::largest_category() const {

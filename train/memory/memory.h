@@ -4,6 +4,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <initializer_list>
 #include <string>
 
@@ -24,6 +25,11 @@ class MemoryPlan {
   void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape,
            Tensor& view);
 
+  // Plans the temporary memory of the operations that `passes` runs, as `view`. They run on a survey of the
+  // device (kernels/workspace_survey.h), which computes nothing; meanwhile the planned tensors have addresses
+  // that nothing may read. `passes` must bind what keeps copies of planned tensors, and is not to allocate.
+  void add_workspace(const Device& device, const std::function<void(Device&)>& passes, Tensor& view);
+
   std::size_t bytes(MemoryCategory category) const;
   std::size_t total_bytes() const;
 
@@ -42,6 +48,8 @@ class MemoryPlan {
     std::size_t offset;
     Tensor* view;
   };
+  // Gives every planned tensor its address, where the blocks of the categories begin at `bases`.
+  void place(const std::array<char*, memory_categories.size()>& bases);
   MemoryCategory largest_category() const;
   std::string largest_tensors(MemoryCategory category) const;
 
@@ -49,6 +57,9 @@ class MemoryPlan {
   std::array<std::size_t, memory_categories.size()> bytes_{};
   std::array<DeviceBuffer, memory_categories.size()> blocks_;
 };
+
+// A planned workspace as a device takes it (Device::use_workspace).
+inline WorkspaceMemory workspace_memory(const Tensor& view) { return {view.data, view.bytes()}; }
 
 // "1.5 GiB"
 std::string bytes_text(std::size_t bytes);

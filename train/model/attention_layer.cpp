@@ -5,13 +5,10 @@
 
 namespace goat {
 
-namespace {
-// Scale of the content logits.
 float content_scale(const Config& config) {
   if (config.model.attn_scale == "none") return 1.0f;
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.content_dim())));
 }
-}  // namespace
 
 void AttentionActivations::plan(const std::string& prefix, const PassPlan& plan) {
   const BatchShape& shape = plan.shape;
@@ -52,8 +49,12 @@ void AttentionLayer::forward(Device& device, const BlockMemory& shared, const At
   // qkv: the rows of this pass. seen: these rows and all rows before them.
   const Tensor qkv = all.slice(1, before, length), seen = all.slice(1, 0, before + length);
   qkv_.forward(device, qkv, x);
-  const AttentionInputs inputs{
-      .x = x, .q = qkv.select(2, 0), .k = qkv.select(2, 1), .first_position = before, .scale = scale_};
+  const AttentionInputs inputs{.x = x,
+                               .q = qkv.select(2, 0),
+                               .k = qkv.select(2, 1),
+                               .first_position = before,
+                               .scale = scale_,
+                               .first_pass = shared.first_pass};
   for (const auto& position : positions_) position->forward(device, inputs);
   device.run(AttentionForward{.out = saved.out,
                               .lse = saved.lse,

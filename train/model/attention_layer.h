@@ -19,6 +19,8 @@ struct AttentionActivations {
   void plan(const std::string& prefix, const PassPlan& plan);
 };
 
+float content_scale(const Config& config);  // of the content logits: 1/sqrt(d_c), or 1 without scaling
+
 // The positional parts of a model, shared by its layers.
 using PositionalParts = std::vector<std::unique_ptr<PositionalPart>>;
 

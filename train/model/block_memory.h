@@ -17,6 +17,7 @@ struct BlockMemory {
   Tensor delta;       // f32 [B, H, T]
 
   std::int64_t first_position = 0;  // position of the pass's first token; above 0 only with a KV cache
+  bool first_pass = true;           // of the model, since its memory was bound
 
   void plan(const PassPlan& plan);
 };

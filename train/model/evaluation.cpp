@@ -133,6 +133,21 @@ std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parame
   return (cut.sequences + passes - 1) / passes;
 }
 
+ForwardModel::ForwardModel(const Config& config, BatchShape shape, const ParameterSet& parameters,
+                           Device& device, const std::string& advice)
+    : model_(config, shape, false, parameters, memory_) {
+  memory_.add_workspace(
+      device,
+      [this](Device& survey) {
+        model_.bind(survey);
+        model_.forward(survey);
+      },
+      workspace_);
+  memory_.allocate(device, advice);
+  scope_.emplace(device, workspace_memory(workspace_));
+  model_.bind(device);
+}
+
 TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
                            const std::function<void(std::int64_t)>& progress) {
   const BatchShape shape = model.shape();
@@ -164,12 +179,9 @@ TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cu
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
                      TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
                      const std::function<void(std::int64_t)>& progress) {
-  MemoryPlan memory;
-  Model model(config, {sequences_per_pass(config, parameters, cut, limits), cut.length}, false, parameters,
-              memory);
-  memory.allocate(device, "Evaluate shorter lengths");
-  model.bind(device);
-  return measure_losses(model, device, source, cut, keep_per_token, progress);
+  ForwardModel forward(config, {sequences_per_pass(config, parameters, cut, limits), cut.length}, parameters,
+                       device, "Evaluate shorter lengths");
+  return measure_losses(forward.model(), device, source, cut, keep_per_token, progress);
 }
 
 }  // namespace goat

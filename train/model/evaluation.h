@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "data/token_source.h"
@@ -63,6 +65,23 @@ struct PassLimits {
 // Number of sequences in a forward pass within the limits. All passes have the same size.
 std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
                                 const PassLimits& limits);
+
+// A model for forward passes alone, with memory of its own. While it lives, the device's operations take
+// their temporary memory from there.
+class ForwardModel {
+ public:
+  // Throws std::runtime_error that ends with `advice` if the device lacks the memory.
+  ForwardModel(const Config& config, BatchShape shape, const ParameterSet& parameters, Device& device,
+               const std::string& advice);
+  ForwardModel(const ForwardModel&) = delete;
+  Model& model() { return model_; }
+
+ private:
+  MemoryPlan memory_;
+  Model model_;
+  Tensor workspace_;
+  std::optional<WorkspaceScope> scope_;
+};
 
 // Losses of the cut's sequences of `source`. `model` is bound and has the shape [any number of sequences,
 // cut.length]. Except for rounding, the losses do not depend on the number of sequences in a pass. The last

@@ -23,13 +23,32 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
   } else {
     all_ = std::make_unique<Model>(config, BatchShape{1, capacity}, false, parameters, memory_);
   }
+  plan_workspace();
   memory_.allocate(device, "Give a smaller --tokens or a shorter --prompt");
+  const WorkspaceScope scope(device_, workspace_memory(workspace_));
   for (Model* model : {prompt_.get(), token_.get(), all_.get()})
     if (model) model->bind(device);
 }
 
+// The pass over one token needs most where the cache is full.
+void Generator::plan_workspace() {
+  memory_.add_workspace(
+      device_,
+      [this](Device& survey) {
+        for (Model* model : {prompt_.get(), token_.get(), all_.get()}) {
+          if (!model) continue;
+          if (cache_) cache_->length = model == token_.get() ? cache_->capacity - 1 : 0;
+          model->bind(survey);
+          model->next_logits(survey, 0);
+        }
+      },
+      workspace_);
+  if (cache_) cache_->length = 0;
+}
+
 std::span<const float> Generator::next_logits() {
   if (std::exchange(restarted_, false)) return prompt_logits_;
+  const WorkspaceScope scope(device_, workspace_memory(workspace_));
   const bool after_prompt = tokens_.size() == prompt_length_;
   const Tensor logits = cache_ ? run_new_tokens() : run_all_tokens();
   std::vector<float>& result = after_prompt ? prompt_logits_ : logits_;

@@ -30,6 +30,7 @@ class Generator {
   std::size_t memory_bytes() const { return memory_.total_bytes(); }
 
  private:
+  void plan_workspace();
   Tensor run_new_tokens();
   Tensor run_all_tokens();
 
@@ -40,6 +41,7 @@ class Generator {
   std::unique_ptr<KvCache> cache_;             // only if use_cache
   std::unique_ptr<Model> prompt_, token_;      // with the cache: passes over the prompt, and over one token
   std::unique_ptr<Model> all_;                 // without the cache: passes over `capacity_` tokens
+  Tensor workspace_;                           // temporary memory of operations
   std::vector<float> logits_, prompt_logits_;  // prompt_logits_ is empty until it is computed
   bool restarted_ = false;                     // true from restart() until the next pass
 };

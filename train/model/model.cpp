@@ -42,7 +42,8 @@ Model::Model(const PassPlan& plan, const ParameterSet& parameters, KvCache* cach
       trunk_(plan, parameters, parts_, cache),
       head_(plan, parameters) {}
 
-void Model::bind(Device& device) const {
+void Model::bind(Device& device) {
+  trunk_.bind();
   for (const auto& part : parts_) part->fill_tables(device);
 }
 

@@ -21,7 +21,7 @@ class Model {
   Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
         MemoryPlan& memory, KvCache* cache = nullptr);
   Model(const Model&) = delete;  // the plan refers to its tensors
-  void bind(Device& device) const;
+  void bind(Device& device);
 
   // Loads a micro-batch: B*T inputs and targets, row-major [B, T]. A target of -1 is not counted. Throws
   // std::invalid_argument if the number of tokens is not B*T.

@@ -47,6 +47,7 @@ const Tensor& Trunk::forward(Device& device, const Tensor& stream) {
     if (attention_observer_) attention_observer_(static_cast<std::int64_t>(layer), blocks_[layer].qkv());
   }
   final_norm_.forward(device, normed_, final_stream_, branch, residual);
+  shared_.first_pass = false;
   if (cache_) cache_->length += stream.shape[0];
   return normed_;
 }

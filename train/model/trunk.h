@@ -15,6 +15,8 @@ class Trunk {
   // and `cache` (optional) must outlive the trunk.
   Trunk(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts, KvCache* cache);
 
+  void bind() { shared_.first_pass = true; }  // call after allocation
+
   // Position of the next pass's first token; above 0 only with a KV cache.
   std::int64_t first_position() const { return cache_ ? cache_->length : 0; }
   // Returns the final norm's output [N, C] for the residual stream [N, C]. Tokens of the pass are added to

@@ -74,7 +74,6 @@ class GoatLayer final : public PositionalLayer {
 
   const GoatTables& tables_;
   std::int64_t content_dim_, heads_;
-  bool computed_ = false;
   const Parameter *alpha_, *beta_, *bump_, *w1_, *b1_, *w2_;
   const Parameter* frequency_ = nullptr;  // learned frequencies only
   const Parameter* lambda_ = nullptr;     // the slope itself, if recency = free
@@ -123,12 +122,11 @@ void GoatLayer::compute_prior(Device& device) {
     device.run(FourierTable{
         .table = fourier_, .frequency = frequency_->value, .positions = tables_.relative.positions});
   if (rho_) device.run(SoftplusForward{.out = softplus_slope_, .x = rho_->value});
-  computed_ = true;
 }
 
 void GoatLayer::forward(Device& device, const AttentionInputs& inputs) {
   // During a generation the weights do not change, so that the prior is computed once.
-  if (inputs.first_position == 0 || !computed_) compute_prior(device);
+  if (inputs.first_position == 0 || inputs.first_pass) compute_prior(device);
   device.run(PriorLanesForward{.q = inputs.q,
                                .k = inputs.k,
                                .alpha = alpha_->value,

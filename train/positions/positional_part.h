@@ -21,6 +21,7 @@ struct AttentionInputs {
   Tensor q, k;                      // strided [B, T, H, d_h]; parts may change them
   std::int64_t first_position = 0;  // position of row 0; above 0 only with a KV cache
   float scale = 0;                  // of the content logits
+  bool first_pass = true;           // of the model, since its memory was bound
 };
 
 // A part in one layer. It adds the gradients of its parameters in backward.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "train/model/evaluation.h"
 #include "train/model/model_parameters.h"
@@ -11,11 +12,47 @@
 
 namespace goat {
 
-TrainingPlan::TrainingPlan(const Config& config) {
+TrainingPlan::TrainingPlan(const Config& config_, const Device& device) : config(config_) {
   declare_parameters(config, parameters);
   parameters.plan(memory, true);
   model.emplace(config, BatchShape{config.micro_batch(), config.data.seq_len}, true, parameters, memory);
   memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
+  memory.add_workspace(
+      device,
+      [this](Device& survey) {
+        parameters.bind();
+        model->bind(survey);
+        add_micro_batch(survey, 1);
+        measure_gradients(survey);
+        update(survey);
+      },
+      workspace);
+}
+
+void TrainingPlan::add_micro_batch(Device& device, float token_weight) {
+  model->forward_backward(device, token_weight);
+  device.run(AddLoss{.state = scalars(), .losses = model->losses(), .weights = {}, .weight = token_weight});
+}
+
+void TrainingPlan::measure_gradients(Device& device) const {
+  std::vector<Tensor> gradients;
+  for (const auto& group : parameters.groups()) gradients.push_back(group.grad);
+  device.run(
+      GradientNorm{.state = scalars(), .grads = gradients, .clip = static_cast<float>(config.train.clip)});
+}
+
+void TrainingPlan::update(Device& device) const {
+  for (const auto& group : parameters.groups())
+    device.run(AdamW{.state = scalars(),
+                     .param = group.value,
+                     .master = group.master,
+                     .m = group.m,
+                     .v = group.v,
+                     .grad = group.grad,
+                     .beta1 = static_cast<float>(config.train.beta1),
+                     .beta2 = static_cast<float>(config.train.beta2),
+                     .eps = static_cast<float>(config.train.eps),
+                     .weight_decay = group.decay ? static_cast<float>(config.train.weight_decay) : 0.0f});
 }
 
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
@@ -24,7 +61,7 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       device_(device),
       training_(training),
       validation_(validation),
-      plan_(config),
+      plan_(config, device),
       model_(*plan_.model),
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
       watch_(config.model.vocab, state.best_loss),
@@ -41,11 +78,11 @@ std::int64_t steps_of_run(const Config& config, const RunState& state) {
 namespace {
 // The largest divisor of the batch that is below the present micro-batch and whose plan fits, as advice
 // to the user.
-std::string smaller_micro_batch(Config config, std::size_t available) {
+std::string smaller_micro_batch(Config config, const Device& device, std::size_t available) {
   for (std::int64_t size = config.micro_batch() - 1; size >= 1; --size) {
     if (config.train.batch % size != 0) continue;
     config.train.micro_batch = size;
-    if (TrainingPlan(config).memory.total_bytes() <= available)
+    if (TrainingPlan(config, device).memory.total_bytes() <= available)
       return "The largest micro-batch that fits is " + std::to_string(size) +
              ": --set train.micro_batch=" + std::to_string(size);
   }
@@ -56,7 +93,7 @@ std::string smaller_micro_batch(Config config, std::size_t available) {
 void Trainer::require_memory() const {
   const std::size_t available = device_.available_memory();
   if (plan_.memory.total_bytes() > available)
-    plan_.memory.require_fits(device_, smaller_micro_batch(config_, available));
+    plan_.memory.require_fits(device_, smaller_micro_batch(config_, device_, available));
 }
 
 void Trainer::allocate() {
@@ -64,6 +101,7 @@ void Trainer::allocate() {
   inputs_.resize(static_cast<std::size_t>(config_.train.batch * config_.data.seq_len));
   targets_.resize(inputs_.size());
   plan_.parameters.bind();
+  const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   model_.bind(device_);
 }
 
@@ -91,7 +129,8 @@ StepResult Trainer::step() {
         " have no target that counts in the loss; look at the data of this step, or raise train.batch");
   const float weight = 1.0f / static_cast<float>(counted);
 
-  auto* scalars = static_cast<StepState*>(plan_.state.data);
+  const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
+  StepState* const scalars = plan_.scalars();
   const float controls[] = {static_cast<float>(learning_rate(config_.train, state_.step, steps_)),
                             spikes_.loss_limit(), spikes_.grad_norm_limit()};
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
@@ -104,10 +143,11 @@ StepResult Trainer::step() {
   const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
   for (std::size_t done = 0; done < inputs.size(); done += tokens) {
     model_.load(device_, inputs.subspan(done, tokens), targets.subspan(done, tokens));
-    model_.forward_backward(device_, weight);
-    device_.run(AddLoss{.state = scalars, .losses = model_.losses(), .weights = {}, .weight = weight});
+    plan_.add_micro_batch(device_, weight);
   }
-  update();
+  plan_.measure_gradients(device_);
+  consistent_ = false;
+  plan_.update(device_);
   StepResult result{.scalars = {},
                     .first_sequence = first,
                     .sequences = batch,
@@ -135,33 +175,13 @@ void Trainer::advance(const StepResult& result) {
   state_.best_loss = watch_.best();
 }
 
-void Trainer::update() {
-  auto* scalars = static_cast<StepState*>(plan_.state.data);
-  std::vector<Tensor> gradients;
-  for (const auto& group : plan_.parameters.groups()) gradients.push_back(group.grad);
-  device_.run(
-      GradientNorm{.state = scalars, .grads = gradients, .clip = static_cast<float>(config_.train.clip)});
-  consistent_ = false;
-  for (const auto& group : plan_.parameters.groups()) {
-    device_.run(AdamW{.state = scalars,
-                      .param = group.value,
-                      .master = group.master,
-                      .m = group.m,
-                      .v = group.v,
-                      .grad = group.grad,
-                      .beta1 = static_cast<float>(config_.train.beta1),
-                      .beta2 = static_cast<float>(config_.train.beta2),
-                      .eps = static_cast<float>(config_.train.eps),
-                      .weight_decay = group.decay ? static_cast<float>(config_.train.weight_decay) : 0.0f});
-  }
-}
-
 std::optional<double> Trainer::validate() {
   if (!validation_ || config_.eval.tokens == 0) return std::nullopt;
   const std::int64_t length = config_.data.seq_len;
   const std::int64_t wanted = std::max<std::int64_t>(config_.eval.tokens / length, 1);
   const auto there = std::min(validation_->sequences(), static_cast<std::uint64_t>(wanted));
   const Cut cut{.length = length, .sequences = static_cast<std::int64_t>(there)};
+  const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   state_.validation_loss = measure_losses(model_, device_, *validation_, cut, false).nll();
   return state_.validation_loss;
 }

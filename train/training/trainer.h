@@ -19,13 +19,22 @@ namespace goat {
 // Everything that a training run keeps in device memory, planned but not allocated. It must not move, because
 // the plan points to its tensors.
 struct TrainingPlan {
-  explicit TrainingPlan(const Config& config);
+  // `device` says how much temporary memory its operations take.
+  TrainingPlan(const Config& config, const Device& device);
   TrainingPlan(const TrainingPlan&) = delete;
 
+  StepState* scalars() const { return static_cast<StepState*>(state.data); }
+  // Computes the loss and gradients of the loaded micro-batch and adds them to the step's.
+  void add_micro_batch(Device& device, float token_weight);
+  void measure_gradients(Device& device) const;  // sets the scalars that decide on the update
+  void update(Device& device) const;             // AdamW, unless the scalars say no
+
+  const Config config;
   ParameterSet parameters;
   MemoryPlan memory;
   std::optional<Model> model;
-  Tensor state;  // one StepState
+  Tensor state;      // one StepState
+  Tensor workspace;  // temporary memory of operations
 };
 
 // The result of one step.
@@ -75,7 +84,6 @@ class Trainer {
 
  private:
   void read_step(std::int64_t first);
-  void update();
   void advance(const StepResult& result);
 
   const Config config_;

@@ -95,10 +95,12 @@ struct DecodeParts {
 
   // About 512 blocks, but at least 128 keys a block, and at most 128 splits so that the merge is short. The
   // split depends on the shape alone.
+  static constexpr std::int64_t least_keys = 128;
+  static std::int64_t most_splits(int batch, int heads) {
+    return std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
+  }
   DecodeParts(void* memory, int batch, int heads, int queries, int keys) {
-    const std::int64_t wanted =
-        std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
-    keys_per_split = static_cast<int>(std::max<std::int64_t>(128, divide_up(keys, wanted)));
+    keys_per_split = static_cast<int>(std::max(least_keys, divide_up(keys, most_splits(batch, heads))));
     splits = static_cast<int>(divide_up(keys, keys_per_split));
     maximum = static_cast<float*>(memory);
     sum = maximum + count(batch, heads, queries);
@@ -257,9 +259,11 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
+// Never less than for fewer keys, so that memory for a full cache serves until it is full.
 std::size_t decode_scratch_bytes(int batch, int heads, int queries, int keys, int head_dim) {
-  return static_cast<std::size_t>(
-             DecodeParts(nullptr, batch, heads, queries, keys).count(batch, heads, queries)) *
+  const std::int64_t splits = std::min(DecodeParts::most_splits(batch, heads),
+                                       divide_up(std::int64_t{keys}, DecodeParts::least_keys));
+  return static_cast<std::size_t>(std::int64_t{batch} * heads * queries * splits) *
          (2 + static_cast<std::size_t>(head_dim)) * sizeof(float);
 }
 
