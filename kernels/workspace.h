@@ -15,8 +15,8 @@ class Workspace {
   using Allocate = void* (*)(std::size_t bytes);  // 256-byte aligned
   using Release = void (*)(void* memory);
 
-  // `allocate` and `release` are for its own memory. They are not the virtual functions of the device, which
-  // a derived device may override: that one is gone when the workspace is released.
+  // `allocate` and `release` are for its own memory. They are not the device's virtual functions: a derived
+  // device that overrides them is destroyed before its workspace.
   Workspace(const Device& device, Allocate allocate, Release release)
       : device_(device), allocate_(allocate), own_(nullptr, release) {}
 

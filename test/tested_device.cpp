@@ -6,28 +6,30 @@
 namespace goat::test {
 
 namespace {
-constexpr std::size_t guard_bytes = 256, most_compared_bytes = std::size_t{1} << 20;
+// The guard behind is long, so that an operation that needs several times the memory spoils no other data.
+constexpr std::size_t guard_before = 256, guard_behind = std::size_t{1} << 18;
+constexpr std::size_t most_compared_bytes = std::size_t{1} << 20;
 
 // A workspace of some bytes between guard bytes, all 0xFF: NaN for floats, -1 for integers.
 class GuardedWorkspace {
  public:
   GuardedWorkspace(Device& device, std::size_t bytes)
-      : device_(device), buffer_(device, bytes + 2 * guard_bytes), bytes_(bytes) {
+      : device_(device), buffer_(device, guard_before + bytes + guard_behind), bytes_(bytes) {
     const std::vector<unsigned char> poison(buffer_.bytes(), 0xFF);
     device.upload(buffer_.data(), poison.data(), poison.size());
   }
 
   WorkspaceMemory memory() const {
-    return {static_cast<unsigned char*>(buffer_.data()) + guard_bytes, bytes_};
+    return {static_cast<unsigned char*>(buffer_.data()) + guard_before, bytes_};
   }
   WorkspaceMemory one_byte_less() const { return {memory().data, bytes_ - 1}; }
 
   bool guards_are_intact() const {
-    unsigned char guards[2 * guard_bytes];
+    std::vector<unsigned char> guards(guard_before + guard_behind);
     const auto* first = static_cast<const unsigned char*>(buffer_.data());
-    device_.download(guards, first, guard_bytes);
-    device_.download(guards + guard_bytes, first + guard_bytes + bytes_, guard_bytes);
-    return std::all_of(std::begin(guards), std::end(guards), [](unsigned char byte) { return byte == 0xFF; });
+    device_.download(guards.data(), first, guard_before);
+    device_.download(guards.data() + guard_before, first + guard_before + bytes_, guard_behind);
+    return std::all_of(guards.begin(), guards.end(), [](unsigned char byte) { return byte == 0xFF; });
   }
 
  private:
@@ -70,26 +72,23 @@ template <class Operation>
 void TestedDevice::run_checked(const Operation& op) {
   const std::string name = name_of(op);
   const std::size_t bytes = inner_->workspace(op);
+  if (bytes == 0) return inner_->run(op);
   const GuardedWorkspace workspace(*inner_, bytes);
-  if (bytes > 0) {
-    const std::string complaint = complaint_of(*inner_, op, workspace.one_byte_less());
-    if (!complaint.starts_with(name + ": needs a workspace of " + std::to_string(bytes) + " bytes"))
-      throw std::runtime_error(name + ": in a workspace that is too small: '" + complaint + "'");
-  }
-  const bool compare = bytes > 0 && is_deterministic(op) && can_compare();
-  Contents wanted;
-  if (compare) {
-    const Contents before = contents();
-    inner_->run(op);
-    wanted = contents();
-    restore(before);
-  }
+  const std::string complaint = complaint_of(*inner_, op, workspace.one_byte_less());
+  if (!complaint.starts_with(name + ": needs a workspace of " + std::to_string(bytes) + " bytes"))
+    throw std::runtime_error(name + ": in a workspace that is too small: '" + complaint + "'");
+  const bool compare = is_deterministic(op) && can_compare();
+  const Contents before = compare ? contents() : Contents{};
   {
     const WorkspaceScope scope(*inner_, workspace.memory());
     inner_->run(op);
   }
   if (!workspace.guards_are_intact()) throw std::runtime_error(name + ": written outside its workspace");
-  if (compare && contents() != wanted)
+  if (!compare) return;
+  const Contents result = contents();
+  restore(before);
+  inner_->run(op);  // in memory without guards, so only now
+  if (contents() != result)
     throw std::runtime_error(name + ": another result than without a given workspace");
 }
 
