@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "kernels/cpu/wait_policy.h"
+#include "kernels/open/open_device.h"
 #include "train/commands/command_line.h"
 #include "train/commands/dry_run.h"
 #include "train/config/config.h"

@@ -1,4 +1,5 @@
 #include "test/operand.h"
+#include "kernels/open/open_device.h"
 
 #include <algorithm>
 #include <cmath>

@@ -10,6 +10,7 @@
 
 #include "data/checksum.h"
 #include "data/token_source.h"
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/failing_device.h"
 #include "test/operand.h"

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "data/shard.h"
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "train/model/evaluation.h"

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/model_oracle.h"
 #include "test/model_variants.h"

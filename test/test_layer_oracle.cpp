@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/operand.h"
 

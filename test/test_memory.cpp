@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "train/model/evaluation.h"
 #include "train/model/generator.h"

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/model_oracle.h"
 #include "test/model_variants.h"

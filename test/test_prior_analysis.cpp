@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/open/open_device.h"
 #include "kernels/prior_setup.h"
 #include "test/catch.h"
 #include "test/operand.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/open/open_device.h"
 #include "kernels/workspace_survey.h"
 #include "test/catch.h"
 #include "test/operand.h"

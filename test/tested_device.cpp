@@ -1,4 +1,5 @@
 #include "test/tested_device.h"
+#include "kernels/open/open_device.h"
 
 #include <algorithm>
 #include <stdexcept>

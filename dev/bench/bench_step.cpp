@@ -14,6 +14,7 @@
 #include "dev/bench/machine_limits.h"
 #include "dev/bench/timed_device.h"
 #include "kernels/cpu/wait_policy.h"
+#include "kernels/open/open_device.h"
 #include "train/config/config.h"
 #include "train/model/model_parameters.h"
 #include "train/training/sources.h"

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dev/bench/gpu_bench.h"
+#include "kernels/open/open_device.h"
 
 namespace goat::bench {
 namespace {

@@ -1,6 +1,6 @@
 #include "train/commands/version.h"
 
-#include "kernels/device.h"
+#include "kernels/open/open_device.h"
 
 // CMakeLists.txt defines GOAT_COMPILER, GOAT_BUILD_TYPE, GOAT_CUDA_CODE (architectures, toolkit and cuBLASLt;
 // empty without the CUDA device) and GOAT_HAS_SIMT.

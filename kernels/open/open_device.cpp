@@ -1,4 +1,4 @@
-#include "kernels/device.h"
+#include "kernels/open/open_device.h"
 
 #include <stdexcept>
 
