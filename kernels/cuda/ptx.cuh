@@ -131,40 +131,6 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// Returns `value`, but the compiler knows nothing about the result. So the compiler must compute everything
-// that depends on the result after this point. It cannot do so before an earlier loop, where the values
-// would occupy registers.
-__device__ __forceinline__ int opaque(int value) {
-#if !GOAT_SIMT
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
-}
-template <class T>
-__device__ __forceinline__ T* opaque(T* pointer) {
-#if !GOAT_SIMT
-  asm volatile("" : "+l"(pointer));
-#endif
-  return pointer;
-}
-
-// blockIdx, read at this point. The compiler would keep a value that it has read once in a register, or spill
-// it, until its last use.
-__device__ __forceinline__ int block_index_now(int dimension) {
-#if GOAT_SIMT
-  return static_cast<int>(dimension == 0 ? blockIdx.x : dimension == 1 ? blockIdx.y : blockIdx.z);
-#else
-  int index;
-  if (dimension == 0)
-    asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
-  else if (dimension == 1)
-    asm volatile("mov.u32 %0, %%ctaid.y;\n" : "=r"(index));
-  else
-    asm volatile("mov.u32 %0, %%ctaid.z;\n" : "=r"(index));
-  return index;
-#endif
-}
-
 // Two values rounded to the nearest bf16; `low` in bits 0..15.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

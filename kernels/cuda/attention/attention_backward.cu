@@ -1,18 +1,18 @@
 // Attention, backward, bf16 on tensor cores (Dao 2023, FlashAttention-2, algorithm 2). p is recomputed from
 // the saved log-sum-exp. Then
-//   S_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>,
-//   dv = p^T dout,  dk = scale S^T q,  dq = scale S k.
+//   dS_ij = p_ij (<dout_i, v_j> - delta_i),  delta_i = <dout_i, out_i>,
+//   dv = p^T dout,  dk = scale dS^T q,  dq = scale dS k.
 //
 // Three kernels, all with sums in a fixed order (AttentionBackward::deterministic):
 //   attention_delta_kernel      computes delta.
 //   attention_backward_queries  a block owns queries and computes dq; it also corrects delta.
-//   attention_backward_keys     a block owns keys; it computes dv, dk and the prior's sums from S in fp32.
-// In exact arithmetic every row of S sums to 0. But `out` is rounded to bf16, so delta has an error and the
-// rows of S do not sum to 0. The pass over queries adds the sum of each row to its delta. The pass over keys
+//   attention_backward_keys     a block owns keys; it computes dv, dk and the prior's sums from dS in fp32.
+// In exact arithmetic every row of dS sums to 0. But `out` is rounded to bf16, so delta has an error and the
+// rows of dS do not sum to 0. The pass over queries adds the sum of each row to its delta. The pass over keys
 // uses the corrected delta.
 //
 // dq is a sum over the keys; dk and dv are sums over the queries. A pass computes the sums over the rows that
-// it walks over. The two passes form S and dP twice: 7 products of 2 D FLOPs a (query, key) pair instead of
+// it walks over. The two passes form p and dS twice: 7 products of 2 D FLOPs a (query, key) pair instead of
 // 5. In return they need no fp32 dq in memory and no atomics.
 //
 // deterministic = false: the pass over keys adds its part of dq to an fp32 workspace by atomics, with 5
@@ -25,6 +25,7 @@
 // The prior's lanes are ordinary coordinates. Their gradients are stored in fp32 from the accumulators
 // (dq_lanes, dk_lanes). In dq and dk these coordinates are zeros.
 #include "kernels/cuda/attention/attention_backward.cuh"
+#include "kernels/cuda/attention/attention_dq_sums.cuh"
 #include "kernels/cuda/attention/attention_ffma.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/reduce.cuh"

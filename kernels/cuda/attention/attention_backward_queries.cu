@@ -1,14 +1,11 @@
-// Attention, backward, the pass over queries on tensor cores: dQ = scale S K. Only one block
-// adds to a row of dQ.
+// Attention, backward, the pass over queries on tensor cores: dQ = scale dS K. Only one block adds to a row
+// of dQ.
 //
 // A block owns `queries` rows of one head, each warp 16 * row_tiles of them. It walks over tiles of keys from
 // the diagonal back to key 0, as the forward pass does. The tiles that need a mask come first. The block
-// forms S = Q K^T and dP = dO V^T again. The accumulators of dS, rounded to bf16, are the A operand of dS K.
-// K and V of the next tile are copied while the block computes this one.
-//
-// p = 2^(scale log2(e) <q,k> + slope2 (j - j0) - row_term_i), where slope2 = slope log2(e), j0 is the
-// thread's first key of the tile and row_term_i = lse_i log2(e) + slope2 (i' - j0). The slope costs one FMA a
-// logit, with a constant factor j - j0.
+// forms S = Q K^T and dP = dO V^T again. dS, rounded to bf16, is the A operand of dS K in the registers in
+// which it was formed. K and V of the next tile are copied while the block computes this one. The slope costs
+// one FMA a logit, with a constant factor j - j0.
 //
 // Memory traffic of a block: Q and dO once, K and V once for each block of queries that sees them, dQ once.
 // FLOPs: 6 D a (query, key) pair. A warp's step of `keys` keys, with t = row_tiles = 2:
@@ -28,49 +25,204 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
+// The block's shared memory. Tiles of keys are stored by the parity of the step: one is computed while the
+// next one comes.
 template <class Shape>
-using Scores = float[Shape::row_tiles][Shape::keys / 8][4];
+struct QueriesMemory {
+  static constexpr int D = Shape::head_dim;
+  bf16 *const q = dynamic_shared<bf16>(), *const dout = q + Shape::queries * D;  // the block's queries
+  bf16* const key_tiles = dout + Shape::queries * D;                             // 2 x (K, V)
+  float* const lse2 = reinterpret_cast<float*>(q + Shape::tile_elements);        // lse log2(e)
+  float* const delta = lse2 + Shape::queries;
+  float* const ds_sum = delta + Shape::queries;  // the sum of dS over the keys so far
 
-// s becomes p. lse2: lse log2(e), beginning at the thread's first row. first_lag: (position of the thread's
-// first row) - (the thread's first key).
-template <class Shape, bool has_slope>
-__device__ __forceinline__ void exponentiate(Scores<Shape>& s, const float* lse2, float scale2, float slope2,
-                                             int first_lag) {
-#pragma unroll
-  for (int t = 0; t < Shape::row_tiles; ++t)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = 16 * t + 8 * half;
-      const float row_term =
-          has_slope ? fmaf(slope2, static_cast<float>(first_lag + row), lse2[row]) : lse2[row];
-#pragma unroll
-      for (int n = 0; n < Shape::keys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& value = s[t][n][2 * half + i];
-          value = fmaf(value, scale2, -row_term);
-          if constexpr (has_slope) value = fmaf(slope2, static_cast<float>(8 * n + i), value);
-          value = exp2_approximate(value);
-        }
-    }
+  __device__ __forceinline__ bf16* k(int step) const { return key_tiles + step % 2 * 2 * Shape::keys * D; }
+  __device__ __forceinline__ bf16* v(int step) const { return k(step) + Shape::keys * D; }
+};
+
+// P = 0 where the key is absent or hidden from the query. first_lag: (position of the thread's first row) -
+// (the thread's first key). keys_left: the number of keys from the thread's first key on.
+template <int row_tiles, int column_tiles>
+__device__ __forceinline__ void mask(Fragments<row_tiles, column_tiles>& p, int first_lag, int keys_left,
+                                     bool causal) {
+  unrolled<2 * row_tiles>([&](int r) {
+    const int limit = causal ? min(first_lag + 8 * r + 1, keys_left) : keys_left;
+    for_each_in_row(p, r, [&](float& value, int key) {
+      if (key >= limit) value = 0;
+    });
+  });
 }
 
-// p = 0 where key (the thread's first key + 8 n + i) is absent or hidden from the query. first_lag: as in
-// exponentiate(). keys_left: the number of keys from the thread's first key on.
-template <class Shape>
-__device__ __forceinline__ void mask(Scores<Shape>& p, int first_lag, int keys_left, bool causal) {
-#pragma unroll
-  for (int t = 0; t < Shape::row_tiles; ++t)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int limit = causal ? min(first_lag + 16 * t + 8 * half + 1, keys_left) : keys_left;
-#pragma unroll
-      for (int n = 0; n < Shape::keys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (8 * n + i >= limit) p[t][n][2 * half + i] = 0;
-    }
-}
+// What a block owns, and the walk over the keys. Every query sees all keys of the steps [0, full).
+template <int D, Family family, bool has_slope>
+struct QueriesBlock {
+  using Shape = BackwardQueriesTraits<D, family>;
+  using Lanes = typename Tile<D>::Lanes;
+  using Scores = Fragments<Shape::row_tiles, Shape::keys / 8>;  // a warp's part of S, P, dP or dS
+  using DqSum = Fragments<Shape::row_tiles, D / 8>;
+  static constexpr int keys = Shape::keys, queries = Shape::queries, thread_rows = 2 * Shape::row_tiles;
+
+  const BackwardArguments<bf16>& arguments;
+  const float scale2;
+  const QueriesMemory<Shape> memory;
+  const int steps, full;
+
+  __device__ __forceinline__ QueriesBlock(const BackwardArguments<bf16>& arguments_, float scale2_)
+      : arguments(arguments_),
+        scale2(scale2_),
+        steps((seen() + keys - 1) / keys),
+        full((arguments.causal ? min(first_query() + offset() + 1, seen()) : seen()) / keys) {}
+
+  // i' - i
+  __device__ __forceinline__ int offset() const { return arguments.keys - arguments.queries; }
+  // The number of keys that the block's last query sees.
+  __device__ __forceinline__ int seen() const {
+    const int last_query = min(first_query() + queries, arguments.queries) - 1;
+    return arguments.causal ? last_query + offset() + 1 : arguments.keys;
+  }
+
+  // The whole pass. Adds dS K to dq.
+  __device__ __forceinline__ void walk(DqSum& dq) const {
+    load_queries();
+    load_keys<true>(steps - 1);  // only this tile can reach beyond the keys
+    store_scalars();
+    const int step = count_down(steps - 1, full, [&](int n) { take_keys<true>(n, dq); });
+    count_down(step, 0, [&](int n) { take_keys<false>(n, dq); });
+  }
+
+  // One step. It also starts the copies for the step after it (step - 1).
+  template <bool masked>
+  __device__ __forceinline__ void take_keys(int step, DqSum& dq) const {
+    copy_async_wait<0>();
+    __syncthreads();  // the tile has come, and no thread reads the tile that the next copy overwrites
+    if (step > 0) load_keys<false>(step - 1);
+
+    const int thread = thread_now(), lane = thread % 32, warp_row = warp_row_of(thread);
+    const int row = warp_row + lane / 4;  // this thread's first
+    const Lanes lanes(lane);
+    Scores p = {}, ds;
+    form_p<masked>(p, step, warp_row, lane, lanes);
+    form_dp(ds, step, warp_row, row, lanes);
+    form_ds(ds, p, thread);
+    add_product<D>(dq, ds, memory.k(step), 0, lanes);
+  }
+
+  // P = 2^(scale2 Q K^T + slope2 (j - j0) - row_term), slope2 = slope log2(e), j0 the thread's first key,
+  // row_term_i = lse_i log2(e) + slope2 (i' - j0)
+  template <bool masked>
+  __device__ __forceinline__ void form_p(Scores& p, int step, int warp_row, int lane, Lanes lanes) const {
+    const int key = step * keys + 2 * (lane % 4), row = warp_row + lane / 4,
+              first_lag = first_query_now() + row + offset() - key;
+    const float slope2 = has_slope ? arguments.slope[head_now()] * log2_e : 0.0f;
+    add_product_of_rows<D>(p, memory.q, warp_row, memory.k(step), 0, lanes);
+    unrolled<thread_rows>([&](int r) {
+      const float lse2 = memory.lse2[row + 8 * r];
+      const float row_term = has_slope ? fmaf(slope2, static_cast<float>(first_lag + 8 * r), lse2) : lse2;
+      for_each_in_row(p, r, [&](float& value, int column) {
+        value = fmaf(value, scale2, -row_term);
+        if constexpr (has_slope) value = fmaf(slope2, static_cast<float>(column), value);
+        value = exp2_approximate(value);
+      });
+    });
+    if constexpr (masked) mask(p, first_lag, arguments.keys - key, arguments.causal);
+  }
+
+  // dP = dO V^T - delta
+  __device__ __forceinline__ void form_dp(Scores& dp, int step, int warp_row, int row, Lanes lanes) const {
+    unrolled<thread_rows>([&](int r) {
+      const float negative_delta = -memory.delta[row + 8 * r];
+      for_each_in_row(dp, r, [&](float& value, int) { value = negative_delta; });
+    });
+    add_product_of_rows<D>(dp, memory.dout, warp_row, memory.v(step), 0, lanes);
+  }
+
+  // dS = P dP, value by value, and ds_sum_i += sum_j dS_ij
+  __device__ __forceinline__ void form_ds(Scores& ds, const Scores& p, int thread) const {
+    unrolled<thread_rows>([&](int r) {
+      float sum = 0;
+      for_each_in_row(ds, r, [&](float& value, int column) {
+        value *= value_of(p, r, column);
+        sum += value;
+      });
+      sum = sum_of_lanes(sum);
+      const int writer = opaque(thread);
+      if (writer % 4 == 0) memory.ds_sum[warp_row_of(writer) + writer % 32 / 4 + 8 * r] += sum;
+    });
+  }
+
+  // `out` was rounded, so delta = <dout, out> has an error and the rows of dS do not sum to 0. The sum of a
+  // row corrects its delta for the pass over keys.
+  __device__ __forceinline__ void correct_deltas() const {
+    const int sequence = sequence_now(), head = head_now();
+    __syncwarp();  // only this warp uses its row sums
+    const int own = thread_now(), query = first_query_now() + own;
+    if (query < arguments.queries)
+      arguments.delta[head_queries(sequence, head) + query] = memory.delta[own] + memory.ds_sum[own];
+  }
+
+  // Stores dQ, and the lanes' part of it.
+  __device__ __forceinline__ void store(const DqSum& dq) const {
+    const int sequence = sequence_now(), head = head_now();
+    const GradientRows to{.rows = arguments.dq.head(sequence, head),
+                          .count = arguments.queries,
+                          .head_dim = arguments.head_dim,
+                          .content_dim = arguments.content_dim,
+                          .scale = arguments.scale,
+                          .lanes = arguments.dq_lanes
+                                       ? arguments.dq_lanes + head_queries(sequence, head) * arguments.lanes
+                                       : nullptr,
+                          .lane_count = arguments.lanes,
+                          .lane_scale = 1.0f};
+    const int warp_row = warp_row_of(thread_now());
+    // Only this warp reads these rows of the Q tile.
+    store_gradient<D>(dq, memory.q + warp_row * D, to, first_query_now() + warp_row);
+  }
+
+  __device__ __forceinline__ void load_queries() const {
+    const int sequence = static_cast<int>(blockIdx.z), head = static_cast<int>(blockIdx.y);
+    Tile<D>::template load<queries, Shape::threads, true>(
+        memory.q, arguments.q.head(sequence, head), first_query(), arguments.queries, arguments.head_dim);
+    Tile<D>::template load<queries, Shape::threads, true>(memory.dout, arguments.dout.head(sequence, head),
+                                                          first_query(), arguments.queries,
+                                                          arguments.head_dim);
+  }
+
+  // Starts the copies of a step's K and V. `checked`: some of its keys may be absent.
+  template <bool checked>
+  __device__ __forceinline__ void load_keys(int step) const {
+    const int sequence = sequence_now(), head = head_now();
+    Tile<D>::template load<keys, Shape::threads, checked>(memory.k(step), arguments.k.head(sequence, head),
+                                                          step * keys, arguments.keys, arguments.head_dim);
+    Tile<D>::template load<keys, Shape::threads, checked>(memory.v(step), arguments.v.head(sequence, head),
+                                                          step * keys, arguments.keys, arguments.head_dim);
+    copy_async_commit();
+  }
+
+  // lse and delta of the block's queries. lse = infinity: an absent query has p = 0.
+  __device__ __forceinline__ void store_scalars() const {
+    static_assert(Shape::threads == queries);
+    const int row = static_cast<int>(threadIdx.x), query = first_query() + row;
+    const std::int64_t first = head_queries(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y));
+    const bool present = query < arguments.queries;
+    memory.lse2[row] = present ? arguments.lse[first + query] * log2_e : INFINITY;
+    memory.ds_sum[row] = 0;
+    memory.delta[row] = present ? arguments.delta[first + query] : 0.0f;
+  }
+
+  // The last tile of queries comes first.
+  static __device__ __forceinline__ int first_query_of(int tile) {
+    return (static_cast<int>(gridDim.x) - 1 - tile) * queries;
+  }
+  static __device__ __forceinline__ int first_query() { return first_query_of(static_cast<int>(blockIdx.x)); }
+  static __device__ __forceinline__ int first_query_now() { return first_query_of(tile_now()); }
+  static __device__ __forceinline__ int warp_row_of(int thread) {
+    return thread / 32 * 16 * Shape::row_tiles;
+  }
+  // The first query of a head in [B, H, T_q].
+  __device__ __forceinline__ std::int64_t head_queries(int sequence, int head) const {
+    return (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+  }
+};
 
 // grid (tiles of queries, H, B). The last tile comes first, because it sees most keys. The tiles of a head
 // run at the same time and share its K and V in L2.
@@ -79,136 +231,13 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
                                   BackwardQueriesTraits<D, family>::blocks_per_multiprocessor)
     attention_backward_queries_kernel(const BackwardArguments<bf16> arguments, float scale2) {
   if constexpr (compiled_for<family>) {
-    using Shape = BackwardQueriesTraits<D, family>;
-    constexpr int keys = Shape::keys, queries = Shape::queries;
-    state_dynamic_shared<Shape::shared_bytes>();
-    bf16* const q_tile = dynamic_shared<bf16>();
-    bf16* const dout_tile = q_tile + queries * D;
-    bf16* const key_tiles = dout_tile + queries * D;  // 2 x (K, V)
-    float* const row_lse2 = reinterpret_cast<float*>(q_tile + Shape::tile_elements);
-    float* const row_delta = row_lse2 + queries;
-    float* const row_sum = row_delta + queries;  // the sum of S over the keys so far
-
-    const auto first_query_of = [](int block) { return (static_cast<int>(gridDim.x) - 1 - block) * queries; };
-    const int first_query = first_query_of(static_cast<int>(blockIdx.x));
-    const auto warp_row_of = [](int thread) { return thread / 32 * 16 * Shape::row_tiles; };
-    const int offset = arguments.keys - arguments.queries;  // i' - i
-
-    const int last_query = min(first_query + queries, arguments.queries) - 1;
-    const int seen = arguments.causal ? last_query + offset + 1 : arguments.keys;
-    const int steps = (seen + keys - 1) / keys;
-    // Every query sees all keys of the tiles [0, full).
-    const int full = (arguments.causal ? min(first_query + offset + 1, seen) : seen) / keys;
-
-    // block_index_now() and opaque() make the compiler compute addresses again in every step, because
-    // registers are short.
-    const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
-      const int sequence = block_index_now(2), head = block_index_now(1);
-      bf16* to = key_tiles + step % 2 * 2 * keys * D;
-      Tile<D>::template load<keys, Shape::threads, checked>(to, arguments.k.rows(sequence, head),
-                                                            arguments.k.row_stride, step * keys,
-                                                            arguments.keys, arguments.head_dim);
-      Tile<D>::template load<keys, Shape::threads, checked>(to + keys * D, arguments.v.rows(sequence, head),
-                                                            arguments.v.row_stride, step * keys,
-                                                            arguments.keys, arguments.head_dim);
-      copy_async_commit();
-    };
-
-    const int block_sequence = static_cast<int>(blockIdx.z), block_head = static_cast<int>(blockIdx.y);
-    const auto head_rows = [&](int sequence, int head) {
-      return (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
-    };
-    Tile<D>::template load<queries, Shape::threads, true>(
-        q_tile, arguments.q.rows(block_sequence, block_head), arguments.q.row_stride, first_query,
-        arguments.queries, arguments.head_dim);
-    Tile<D>::template load<queries, Shape::threads, true>(
-        dout_tile, arguments.dout.rows(block_sequence, block_head), arguments.dout.row_stride, first_query,
-        arguments.queries, arguments.head_dim);
-    int step = steps - 1;
-    load(step, std::true_type{});  // only this tile can reach beyond the keys
-
-    static_assert(Shape::threads == queries);
-    const std::int64_t first_scalar = head_rows(block_sequence, block_head);
-    const int query = first_query + static_cast<int>(threadIdx.x);
-    // lse = infinity: an absent query has p = 0.
-    row_lse2[threadIdx.x] =
-        query < arguments.queries ? arguments.lse[first_scalar + query] * log2_e : INFINITY;
-    row_sum[threadIdx.x] = 0;
-    row_delta[threadIdx.x] = query < arguments.queries ? arguments.delta[first_scalar + query] : 0.0f;
-
-    float dq[Shape::row_tiles][D / 8][4] = {};
-    const auto compute = [&]<bool masked>(int tile, std::bool_constant<masked>) {
-      copy_async_wait<0>();
-      __syncthreads();  // the tile has come, and no thread reads the tile that the next copy overwrites
-      if (tile > 0) load(tile - 1, std::false_type{});
-      const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32,
-                warp_row = warp_row_of(thread);
-      const typename Tile<D>::Lanes lanes(lane);
-      bf16* k_tile = key_tiles + tile % 2 * 2 * keys * D;
-      bf16* v_tile = k_tile + keys * D;
-      const int key = tile * keys + 2 * (lane % 4),
-                first_lag = first_query_of(block_index_now(0)) + warp_row + lane / 4 + offset - key;
-
-      const float slope2 = has_slope ? arguments.slope[block_index_now(1)] * log2_e : 0.0f;
-
-      Scores<Shape> p = {}, ds;
-      multiply_rows<D>(p, q_tile, warp_row, k_tile, 0, lanes);
-      exponentiate<Shape, has_slope>(p, row_lse2 + warp_row + lane / 4, scale2, slope2, first_lag);
-      if constexpr (masked) mask<Shape>(p, first_lag, arguments.keys - key, arguments.causal);
-#pragma unroll
-      for (int t = 0; t < Shape::row_tiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float negative_delta = -row_delta[warp_row + lane / 4 + 16 * t + 8 * (i / 2)];
-#pragma unroll
-          for (int n = 0; n < keys / 8; ++n) ds[t][n][i] = negative_delta;
-        }
-      multiply_rows<D>(ds, dout_tile, warp_row, v_tile, 0, lanes);
-#pragma unroll
-      for (int t = 0; t < Shape::row_tiles; ++t)
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          float sum = 0;
-#pragma unroll
-          for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-            for (int i = 2 * part; i < 2 * part + 2; ++i) {
-              ds[t][n][i] *= p[t][n][i];
-              sum += ds[t][n][i];
-            }
-          sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-          sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-          const int writer = opaque(thread);
-          if (writer % 4 == 0) row_sum[warp_row_of(writer) + writer % 32 / 4 + 16 * t + 8 * part] += sum;
-        }
-      multiply_packed<D>(dq, ds, k_tile, 0, lanes);
-    };
-#pragma unroll 1
-    for (; step >= full; --step) compute(step, std::true_type{});
-#pragma unroll 1
-    for (; step >= 0; --step) compute(step, std::false_type{});
-
-    const int sequence = block_index_now(2), head = block_index_now(1);
-    __syncwarp();  // only this warp uses its row sums
-    // `out` was rounded, so delta = <dout, out> has an error and the rows of S do not sum to 0. The sum of a
-    // row corrects its delta for the pass over keys.
-    const int own = opaque(static_cast<int>(threadIdx.x)),
-              own_query = first_query_of(block_index_now(0)) + own;
-    if (own_query < arguments.queries)
-      arguments.delta[head_rows(sequence, head) + own_query] = row_delta[own] + row_sum[own];
-    const GradientRows to{
-        arguments.dq.rows(sequence, head),
-        arguments.dq.row_stride,
-        arguments.queries,
-        arguments.head_dim,
-        arguments.content_dim,
-        arguments.scale,
-        arguments.dq_lanes ? arguments.dq_lanes + head_rows(sequence, head) * arguments.lanes : nullptr,
-        arguments.lanes,
-        1.0f};
-    const int row = warp_row_of(opaque(static_cast<int>(threadIdx.x)));
-    // Only this warp reads these rows of the Q tile.
-    store_gradient<D>(dq, q_tile + row * D, to, first_query_of(block_index_now(0)) + row);
+    using Block = QueriesBlock<D, family, has_slope>;
+    state_dynamic_shared<Block::Shape::shared_bytes>();
+    const Block block(arguments, scale2);
+    typename Block::DqSum dq = {};
+    block.walk(dq);
+    block.correct_deltas();
+    block.store(dq);
   }
 }
 

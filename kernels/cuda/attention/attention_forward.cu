@@ -33,7 +33,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/attention/attention_ffma.cuh"
-#include "kernels/cuda/attention/attention_tile.cuh"
+#include "kernels/cuda/attention/attention_fragments.cuh"
 #include "kernels/cuda/attention/attention_traits.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/vector.cuh"
@@ -42,86 +42,36 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-// The state of a thread's 2 * row_tiles rows: row 2 t + half is row 16 t + 8 half + lane/4 of the warp.
-template <class Traits>
-struct RowState {
-  float out[Traits::row_tiles][Traits::head_dim / 8][4] = {};
+// A warp's part of S or P.
+template <class Shape>
+using Scores = Fragments<Shape::row_tiles, Shape::keys / 8>;
+
+// The online softmax of a thread's rows 8 r, counted from its first.
+template <class Shape>
+struct SoftmaxRows {
+  static constexpr int count = 2 * Shape::row_tiles;
+  Fragments<Shape::row_tiles, Shape::head_dim / 8> out = {};
   // The maximum of the logits so far, or slightly less than it; relative to the origin.
-  float maximum[2 * Traits::row_tiles];
+  float maximum[count];
   // This thread's part of sum e^(scale (logit - maximum)).
-  float sum[2 * Traits::row_tiles] = {};
+  float sum[count] = {};
+
+  __device__ __forceinline__ SoftmaxRows() {
+    unrolled<count>([&](int r) { maximum[r] = -INFINITY; });
+  }
 };
 
-template <class Traits>
-using Logits = float[Traits::row_tiles][Traits::keys / 8][4];
-
-// logits += Q K^T for the warp's rows.
-template <class Traits>
-__device__ __forceinline__ void multiply_keys(Logits<Traits>& logits, bf16* q_tile, bf16* k_tile,
-                                              int warp_row, typename Tile<Traits::head_dim>::Lanes lanes) {
-  using T = Tile<Traits::head_dim>;
-#pragma unroll
-  for (int d = 0; d < T::chunks; d += 2) {
-    std::uint32_t q[Traits::row_tiles][4];
-#pragma unroll
-    for (int t = 0; t < Traits::row_tiles; ++t) T::a_fragment(q[t], q_tile, warp_row + 16 * t, d, lanes);
-#pragma unroll
-    for (int n = 0; n < Traits::keys / 16; ++n) {
-      std::uint32_t k[4];
-      T::b_fragments(k, k_tile, 16 * n, d, lanes);
-#pragma unroll
-      for (int t = 0; t < Traits::row_tiles; ++t) {
-        mma_bf16(logits[t][2 * n], q[t], k[0], k[1]);
-        mma_bf16(logits[t][2 * n + 1], q[t], k[2], k[3]);
-      }
-    }
-  }
-}
-
-// out += P V. P is in registers, in the layout of the accumulators.
-template <class Traits>
-__device__ __forceinline__ void multiply_values(RowState<Traits>& rows, const Logits<Traits>& p, bf16* v_tile,
-                                                typename Tile<Traits::head_dim>::Lanes lanes) {
-  using T = Tile<Traits::head_dim>;
-#pragma unroll
-  for (int n = 0; n < Traits::keys / 16; ++n) {
-    std::uint32_t a[Traits::row_tiles][4];
-#pragma unroll
-    for (int t = 0; t < Traits::row_tiles; ++t)
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const float* pair = &p[t][2 * n + part / 2][2 * (part % 2)];
-        a[t][part] = pack_bf16(pair[0], pair[1]);
-      }
-#pragma unroll
-    for (int d = 0; d < T::chunks; d += 2) {
-      std::uint32_t v[4];
-      T::b_fragments_transposed(v, v_tile, 16 * n, d, lanes);
-#pragma unroll
-      for (int t = 0; t < Traits::row_tiles; ++t) {
-        mma_bf16(rows.out[t][d], a[t], v[0], v[1]);
-        mma_bf16(rows.out[t][d + 1], a[t], v[2], v[3]);
-      }
-    }
-  }
-}
-
-// Writes -inf where key (key + column) is at or beyond the row's limit. Row 16 t + 8 half + lane/4 of the
-// warp has the limit first_limit + 16 t + 8 half if causal, but at most all_keys.
-template <class Traits>
-__device__ __forceinline__ void mask(Logits<Traits>& logits, int key, int first_limit, int all_keys,
-                                     bool causal) {
-#pragma unroll
-  for (int t = 0; t < Traits::row_tiles; ++t)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int limit = causal ? min(first_limit + 16 * t + 8 * half, all_keys) : all_keys;
-#pragma unroll
-      for (int n = 0; n < Traits::keys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (key + 8 * n + i >= limit) logits[t][n][2 * half + i] = -INFINITY;
-    }
+// S = -infinity for keys at or beyond a row's limit. Row 8 r of the thread has the limit first_limit + 8 r if
+// causal, but at most all_keys. `first_key` is the thread's first key.
+template <int row_tiles, int column_tiles>
+__device__ __forceinline__ void mask(Fragments<row_tiles, column_tiles>& s, int first_key, int first_limit,
+                                     int all_keys, bool causal) {
+  unrolled<2 * row_tiles>([&](int r) {
+    const int limit = causal ? min(first_limit + 8 * r, all_keys) : all_keys;
+    for_each_in_row(s, r, [&](float& value, int column) {
+      if (first_key + column >= limit) value = -INFINITY;
+    });
+  });
 }
 
 // A row that has seen no key yet has the maximum -inf. Its terms must become 0, not NaN.
@@ -132,111 +82,178 @@ __device__ __forceinline__ float finite(float maximum) {
 
 // If the maximum of one of the warp's rows has risen far, raises the maxima of all its rows and rescales the
 // sums so far. `shift` converts the tile's logits to the origin (0 without a slope).
-template <class Traits, bool masked, bool has_slope>
-__device__ __forceinline__ void raise_maxima(const Logits<Traits>& logits, RowState<Traits>& rows,
-                                             float factor, float shift) {
-  float maximum[2 * Traits::row_tiles];
+template <class Shape, bool masked, bool has_slope>
+__device__ __forceinline__ void raise_maxima(SoftmaxRows<Shape>& rows, const Scores<Shape>& s, float factor,
+                                             float shift) {
+  float maximum[SoftmaxRows<Shape>::count];
   bool far = false;
-#pragma unroll
-  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
-    const auto& tile = logits[row / 2];
-    const int half = 2 * (row % 2);
-    float largest = fmaxf(tile[0][half], tile[0][half + 1]);
-#pragma unroll
-    for (int n = 1; n < Traits::keys / 8; ++n)
-      largest = fmaxf(largest, fmaxf(tile[n][half], tile[n][half + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
-    maximum[row] = fmaxf(rows.maximum[row], has_slope ? largest + shift : largest);
-    far |= (maximum[row] - rows.maximum[row]) * factor > 8;
-  }
-  if (!__any_sync(0xFFFFFFFFu, far)) return;
-#pragma unroll
-  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
-    const float rescale = exp2_approximate((rows.maximum[row] - finite<masked>(maximum[row])) * factor);
-    rows.maximum[row] = maximum[row];
-    rows.sum[row] *= rescale;
-    float(&out)[Traits::head_dim / 8][4] = rows.out[row / 2];
-#pragma unroll
-    for (int d = 0; d < Traits::head_dim / 8; ++d) {
-      out[d][2 * (row % 2)] *= rescale;
-      out[d][2 * (row % 2) + 1] *= rescale;
-    }
-  }
+  unrolled<SoftmaxRows<Shape>::count>([&](int r) {
+    const float largest = maximum_of_lanes(maximum_of_row(s, r));
+    maximum[r] = fmaxf(rows.maximum[r], has_slope ? largest + shift : largest);
+    far |= (maximum[r] - rows.maximum[r]) * factor > 8;
+  });
+  if (!__any_sync(all_lanes, far)) return;
+  unrolled<SoftmaxRows<Shape>::count>([&](int r) {
+    const float rescale = exp2_approximate((rows.maximum[r] - finite<masked>(maximum[r])) * factor);
+    rows.maximum[r] = maximum[r];
+    rows.sum[r] *= rescale;
+    for_each_in_row(rows.out, r, [&](float& value, int) { value *= rescale; });
+  });
 }
 
-// A step of the online softmax: the logits become 2^(factor (logit - maximum)).
-template <class Traits, bool masked, bool has_slope>
-__device__ __forceinline__ void exponentiate(Logits<Traits>& logits, RowState<Traits>& rows, float factor,
+// S becomes P = 2^(factor (S - maximum)), and the sums grow by P.
+template <class Shape, bool masked, bool has_slope>
+__device__ __forceinline__ void exponentiate(Scores<Shape>& s, SoftmaxRows<Shape>& rows, float factor,
                                              float shift) {
-  raise_maxima<Traits, masked, has_slope>(logits, rows, factor, shift);
-#pragma unroll
-  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
-    auto& tile = logits[row / 2];
-    const int half = 2 * (row % 2);
-    const float maximum = finite<masked>(rows.maximum[row]),
+  unrolled<SoftmaxRows<Shape>::count>([&](int r) {
+    const float maximum = finite<masked>(rows.maximum[r]),
                 base = (has_slope ? maximum - shift : maximum) * factor;
-    float sum = rows.sum[row];
-#pragma unroll
-    for (int n = 0; n < Traits::keys / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float p = exp2_approximate(fmaf(tile[n][half + i], factor, -base));
-        tile[n][half + i] = p;
-        sum += p;
-      }
-    rows.sum[row] = sum;
-  }
+    float sum = rows.sum[r];
+    for_each_in_row(s, r, [&](float& value, int) {
+      value = exp2_approximate(fmaf(value, factor, -base));
+      sum += value;
+    });
+    rows.sum[r] = sum;
+  });
 }
 
 // A block's place in the grid (blocks of queries, H, B). The last block of queries comes first, because
 // it sees most keys.
-template <class Traits>
+template <class Shape>
 struct Place {
   int sequence, head, first_query;
   __device__ __forceinline__ Place()
       : sequence(opaque(static_cast<int>(blockIdx.z))),
         head(opaque(static_cast<int>(blockIdx.y))),
         first_query((static_cast<int>(gridDim.x) - 1 - opaque(static_cast<int>(blockIdx.x))) *
-                    Traits::queries) {}
+                    Shape::queries) {}
+};
+
+// The block's shared memory.
+template <class Shape>
+struct ForwardMemory {
+  static constexpr int D = Shape::head_dim;
+  bf16* const q = dynamic_shared<bf16>();
+  bf16* const key_tiles = q + Shape::queries * D;  // stages x (K, V)
+  float4* const slope_terms = reinterpret_cast<float4*>(key_tiles + 2 * Shape::stages * Shape::keys * D);
+
+  __device__ __forceinline__ bf16* k(int step) const {
+    return key_tiles + (step % Shape::stages) * 2 * Shape::keys * D;
+  }
+  __device__ __forceinline__ bf16* v(int step) const { return k(step) + Shape::keys * D; }
+};
+
+// What a block owns, and the walk over the keys. Every query sees all keys of the steps [0, full).
+template <int D, Family family, bool has_slope>
+struct ForwardBlock {
+  using Shape = ForwardTraits<D, family>;
+  using Lanes = typename Tile<D>::Lanes;
+  static constexpr int keys = Shape::keys, queries = Shape::queries;
+
+  const ForwardArguments<bf16>& arguments;
+  const ForwardMemory<Shape> memory;
+  const int lane, warp_row;
+  const Place<Shape> place;
+  const int origin;  // position of the first query
+  const int seen;    // by the block's last query: the number of keys
+  const int steps, full;
+  const HeadRows<const bf16> k, v;
+  const float slope, factor;  // slope / scale and scale log2(e)
+
+  __device__ __forceinline__ explicit ForwardBlock(const ForwardArguments<bf16>& arguments_)
+      : arguments(arguments_),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        warp_row(static_cast<int>(threadIdx.x / 32) * 16 * Shape::row_tiles),
+        origin(place.first_query + arguments.keys - arguments.queries),
+        seen(arguments.causal ? origin + min(queries, arguments.queries - place.first_query)
+                              : arguments.keys),
+        steps((seen + keys - 1) / keys),
+        full((arguments.causal ? min(origin + 1, seen) : seen) / keys),
+        k(arguments.k.head(place.sequence, place.head)),
+        v(arguments.v.head(place.sequence, place.head)),
+        slope(has_slope ? arguments.slope[place.head] / arguments.scale : 0.0f),
+        factor(arguments.scale * log2_e) {}
+
+  // The whole pass.
+  __device__ __forceinline__ void walk(SoftmaxRows<Shape>& rows) const {
+    Tile<D>::template load<queries, Shape::threads, true>(
+        memory.q, arguments.q.head(place.sequence, place.head), place.first_query, arguments.queries,
+        arguments.head_dim);
+    load_keys<true>(steps - 1);  // only this tile can reach beyond the keys
+    if constexpr (has_slope) store_column_terms<keys>(memory.slope_terms, slope);
+    const int step = count_down(steps - 1, full, [&](int n) { take_keys<true>(n, rows); });
+    count_down(step, 0, [&](int n) { take_keys<false>(n, rows); });
+  }
+
+  // One step: S = Q K^T + slope's term, P = 2^(factor (S - maximum)), out += P V. It also starts the copies
+  // for the step after it (step - 1).
+  template <bool masked>
+  __device__ __forceinline__ void take_keys(int step, SoftmaxRows<Shape>& rows) const {
+    copy_async_wait<0>();
+    __syncthreads();  // tile `step` has come, and no thread reads the tile that the next copy overwrites
+    if (step > 0) load_keys<false>(step - 1);
+
+    const Lanes lanes(opaque(lane));
+    Scores<Shape> s = {};
+    if constexpr (has_slope) begin_at_column_terms(s, memory.slope_terms);
+    add_product_of_rows<D>(s, memory.q, opaque(warp_row), memory.k(step), 0, lanes);
+    if constexpr (masked)
+      mask(s, step * keys + 2 * (lane % 4), origin + warp_row + lane / 4 + 1, arguments.keys,
+           arguments.causal);
+    const float shift = slope_now() * static_cast<float>(step * keys - origin);
+    raise_maxima<Shape, masked, has_slope>(rows, s, factor, shift);
+    exponentiate<Shape, masked, has_slope>(s, rows, factor, shift);
+    add_product<D>(rows.out, s, memory.v(step), 0, lanes);
+  }
+
+  // Starts the copies of a step's K and V. `checked`: some of its keys may be absent.
+  template <bool checked>
+  __device__ __forceinline__ void load_keys(int step) const {
+    constexpr bool again = forward_needs_new_addresses<D, family>;
+    Tile<D>::template load<keys, Shape::threads, checked>(
+        memory.k(step), again ? arguments.k.head(sequence_now(), head_now()) : k, step * keys, arguments.keys,
+        arguments.head_dim);
+    Tile<D>::template load<keys, Shape::threads, checked>(
+        memory.v(step), again ? arguments.v.head(sequence_now(), head_now()) : v, step * keys, arguments.keys,
+        arguments.head_dim);
+    copy_async_commit();
+  }
+
+  // `slope`, read from the table, whose second number it is, so that it needs no register.
+  __device__ __forceinline__ float slope_now() const { return has_slope ? memory.slope_terms[0].y : 0.0f; }
 };
 
 // Divides by the sums and stores out and lse. `out` goes through shared memory for 16-byte stores.
-template <class Traits, bool has_slope>
-__device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, RowState<Traits>& rows,
+template <class Shape, bool has_slope>
+__device__ __forceinline__ void store_rows(const ForwardArguments<bf16>& arguments, SoftmaxRows<Shape>& rows,
                                            bf16* tile, float factor) {
-  using T = Tile<Traits::head_dim>;
-  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32,
-            warp_row = thread / 32 * 16 * Traits::row_tiles;
-  const Place<Traits> place;
+  using T = Tile<Shape::head_dim>;
+  const int thread = thread_now(), lane = thread % 32, warp_row = thread / 32 * 16 * Shape::row_tiles;
+  const Place<Shape> place;
   const float slope = has_slope ? arguments.slope[place.head] : 0.0f;
   __syncwarp();  // this warp's reads of its rows of Q must be complete
   float* lse = arguments.lse +
                (static_cast<std::int64_t>(place.sequence) * arguments.heads + place.head) * arguments.queries;
-#pragma unroll
-  for (int row = 0; row < 2 * Traits::row_tiles; ++row) {
-    float sum = rows.sum[row];
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-    const int r = warp_row + 8 * row + lane / 4, query = place.first_query + r;
+  unrolled<SoftmaxRows<Shape>::count>([&](int r) {
+    const float sum = sum_of_lanes(rows.sum[r]);
+    const int row = warp_row + 8 * r + lane / 4, query = place.first_query + row;
     const float inverse = 1.0f / sum;
 #pragma unroll
     for (int d = 0; d < T::chunks; ++d) {
-      const float* o = &rows.out[row / 2][d][2 * (row % 2)];
-      *reinterpret_cast<std::uint32_t*>(T::at(tile, r, d) + 2 * (lane % 4)) =
+      const float* o = &rows.out[r / 2][d][2 * (r % 2)];
+      *reinterpret_cast<std::uint32_t*>(T::at(tile, row, d) + 2 * (lane % 4)) =
           pack_bf16(o[0] * inverse, o[1] * inverse);
     }
     if (lane % 4 == 0 && query < arguments.queries)
-      lse[query] = fmaf(ln_2, fmaf(rows.maximum[row], factor, log2f(sum)), -slope * static_cast<float>(r));
-  }
+      lse[query] = fmaf(ln_2, fmaf(rows.maximum[r], factor, log2f(sum)), -slope * static_cast<float>(row));
+  });
   __syncwarp();  // no other warp uses these rows of the tile
-  bf16* out = arguments.out.rows(place.sequence, place.head);
+  const HeadRows<bf16> out = arguments.out.head(place.sequence, place.head);
 #pragma unroll
-  for (int i = lane; i < 16 * Traits::row_tiles * T::chunks; i += 32) {
-    const int r = warp_row + i / T::chunks, chunk = i % T::chunks;
-    if (place.first_query + r < arguments.queries && chunk * 8 < arguments.head_dim)
-      Vector<bf16>::load(T::at(tile, r, chunk))
-          .store(out + (place.first_query + r) * arguments.out.row_stride + chunk * 8);
+  for (int i = lane; i < 16 * Shape::row_tiles * T::chunks; i += 32) {
+    const int row = warp_row + i / T::chunks, query = place.first_query + row, chunk = i % T::chunks;
+    if (query < arguments.queries && chunk * 8 < arguments.head_dim)
+      Vector<bf16>::load(T::at(tile, row, chunk)).store(out.row(query) + chunk * 8);
   }
 }
 
@@ -245,77 +262,23 @@ __global__ void __launch_bounds__(ForwardTraits<D, family>::threads,
                                   ForwardTraits<D, family>::blocks_per_multiprocessor)
     attention_forward_kernel(const ForwardArguments<bf16> arguments) {
   if constexpr (compiled_for<family>) {
-    using Traits = ForwardTraits<D, family>;
-    using T = Tile<D>;
-    constexpr int keys = Traits::keys;
-    state_dynamic_shared<Traits::shared_bytes>();
-    bf16* const q_tile = dynamic_shared<bf16>();
-    bf16* const kv_tiles = q_tile + Traits::queries * D;  // stages x (K, V)
-    float4* const slope_terms = reinterpret_cast<float4*>(kv_tiles + 2 * Traits::stages * keys * D);
-
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * Traits::row_tiles;
-    const auto [sequence, head, first_query] = Place<Traits>();
-    const int origin = first_query + arguments.keys - arguments.queries;  // position of the first query
-    const int last_query = min(first_query + Traits::queries, arguments.queries) - 1;
-    const int seen = arguments.causal ? last_query + arguments.keys - arguments.queries + 1 : arguments.keys;
-    const int steps = (seen + keys - 1) / keys;
-    // Every query sees all keys of the tiles [0, full).
-    const int full = (arguments.causal ? min(origin + 1, seen) : seen) / keys;
-    const bf16 *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
-
-    const auto load = [&]<bool checked>(int step, std::bool_constant<checked>) {
-      bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
-      T::template load<keys, Traits::threads, checked>(tiles, k, arguments.k.row_stride, step * keys,
-                                                       arguments.keys, arguments.head_dim);
-      T::template load<keys, Traits::threads, checked>(tiles + keys * D, v, arguments.v.row_stride,
-                                                       step * keys, arguments.keys, arguments.head_dim);
-      copy_async_commit();
-    };
-    const float slope = has_slope ? arguments.slope[head] / arguments.scale : 0.0f,
-                factor = arguments.scale * log2_e;
-    RowState<Traits> rows;
-#pragma unroll
-    for (float& maximum : rows.maximum) maximum = -INFINITY;
-
-    const auto compute = [&]<bool masked>(int step, std::bool_constant<masked>) {
-      copy_async_wait<0>();
-      __syncthreads();  // tile `step` has come, and no thread reads the tile that the next copy overwrites
-      if (step > 0) load(step - 1, std::false_type{});
-      bf16* tiles = kv_tiles + (step % Traits::stages) * 2 * keys * D;
-      const typename T::Lanes lanes(opaque(lane));
-      Logits<Traits> logits = {};
-      if constexpr (has_slope) begin_at_column_terms(logits, slope_terms);
-      multiply_keys<Traits>(logits, q_tile, tiles, opaque(warp_row), lanes);
-      const int key = step * keys + 2 * (lane % 4);
-      if constexpr (masked)
-        mask<Traits>(logits, key, origin + warp_row + lane / 4 + 1, arguments.keys, arguments.causal);
-      exponentiate<Traits, masked, has_slope>(logits, rows, factor,
-                                              slope * static_cast<float>(step * keys - origin));
-      multiply_values<Traits>(rows, logits, tiles + keys * D, lanes);
-    };
-
-    T::template load<Traits::queries, Traits::threads, true>(q_tile, arguments.q.rows(sequence, head),
-                                                             arguments.q.row_stride, first_query,
-                                                             arguments.queries, arguments.head_dim);
-    load(steps - 1, std::true_type{});  // only this tile can reach beyond the keys
-    if constexpr (has_slope) store_column_terms<keys>(slope_terms, slope);
-    int step = steps - 1;
-#pragma unroll 1
-    for (; step >= full; --step) compute(step, std::true_type{});
-#pragma unroll 1
-    for (; step >= 0; --step) compute(step, std::false_type{});
-    store_rows<Traits, has_slope>(arguments, rows, q_tile, factor);
+    using Shape = ForwardTraits<D, family>;
+    state_dynamic_shared<Shape::shared_bytes>();
+    const ForwardBlock<D, family, has_slope> block(arguments);
+    SoftmaxRows<Shape> rows;
+    block.walk(rows);
+    store_rows<Shape, has_slope>(arguments, rows, block.memory.q, block.factor);
   }
 }
 
 template <int D, Family family>
 void launch_forward(const ForwardArguments<bf16>& arguments, int batch, Stream stream) {
-  using Traits = ForwardTraits<D, family>;
+  using Shape = ForwardTraits<D, family>;
   const auto kernel = arguments.slope ? attention_forward_kernel<D, family, true>
                                       : attention_forward_kernel<D, family, false>;
   for_each_part(batch, [&](int first, int sequences) {
-    const Grid grid(divide_up(arguments.queries, Traits::queries), arguments.heads, sequences);
-    enqueue(kernel, grid, Traits::threads, Traits::shared_bytes, stream, arguments.after(first));
+    const Grid grid(divide_up(arguments.queries, Shape::queries), arguments.heads, sequences);
+    enqueue(kernel, grid, Shape::threads, Shape::shared_bytes, stream, arguments.after(first));
   });
 }
 

@@ -6,6 +6,15 @@
 
 namespace goat::GOAT_TARGET {
 
+// The rows of one head of one sequence. The stride is in elements.
+template <class T>
+struct HeadRows {
+  T* data;
+  std::int64_t stride;
+
+  __device__ __forceinline__ T* row(std::int64_t index) const { return data + index * stride; }
+};
+
 // The rows of a tensor [B, T, H, d_h] by sequence and head. Strides are in elements; the last
 // dimension has stride 1.
 template <class T>
@@ -21,6 +30,9 @@ struct Heads {
         head_stride(tensor.stride[2]) {}
   __device__ __forceinline__ T* rows(int sequence, int head) const {
     return data + sequence * sequence_stride + head * head_stride;
+  }
+  __device__ __forceinline__ HeadRows<T> head(int sequence, int index) const {
+    return {rows(sequence, index), row_stride};
   }
 
   // The same tensor without its first `count` sequences.

@@ -5,6 +5,7 @@
 // their chunks into eight different groups of four banks, so that there are no bank conflicts.
 #pragma once
 
+#include "kernels/cuda/attention/attention_compiler.cuh"
 #include "kernels/cuda/attention/attention_heads.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -20,25 +21,25 @@ struct Tile {
     return tile + offset(row, chunk);
   }
 
-  // Starts the copy of rows [first, first + row_count) of `source` into the tile. The rows of `source` are
-  // row_stride elements apart. All `threads` of the block call this. Coordinates from head_dim on become
-  // zeros. With `checked`, rows from `limit` on become zeros too; without it, all rows must lie below
-  // `limit`. The rows must be 16-byte aligned, and head_dim % 8 == 0.
+  // Starts the copy of rows [first, first + row_count) of `source` into the tile. All `threads` of the block
+  // call this. Coordinates from head_dim on become zeros. With `checked`, rows from `limit` on become zeros
+  // too; without it, all rows must lie below `limit`. The rows must be 16-byte aligned, and head_dim % 8 ==
+  // 0.
   template <int row_count, int threads, bool checked>
-  static __device__ __forceinline__ void load(bf16* tile, const bf16* source, std::int64_t row_stride,
-                                              int first, int limit, int head_dim) {
+  static __device__ __forceinline__ void load(bf16* tile, HeadRows<const bf16> source, int first, int limit,
+                                              int head_dim) {
     constexpr int rows_at_once = threads / chunks;
     static_assert(threads % chunks == 0 && row_count % rows_at_once == 0 && rows_at_once % 8 == 0);
-    const int thread = opaque(static_cast<int>(threadIdx.x)), row = thread / chunks, chunk = thread % chunks;
+    const int thread = thread_now(), row = thread / chunks, chunk = thread % chunks;
     const bool inside = chunk * 8 < head_dim;
-    const bf16* from = source + (first + row) * row_stride + (inside ? chunk * 8 : 0);
+    const bf16* from = source.row(first + row) + (inside ? chunk * 8 : 0);
     bf16* to = at(tile, row, chunk);  // rows_at_once is a multiple of the swizzle's period
 #pragma unroll
     for (int r = 0; r < row_count; r += rows_at_once) {
       const bool valid = inside && (!checked || first + row + r < limit);
-      copy_async_16(to + r * D, checked && !valid ? source : from, valid);
+      copy_async_16(to + r * D, checked && !valid ? source.data : from, valid);
       // Without opaque() the compiler keeps every multiple of the step in a register.
-      from = opaque(from + rows_at_once * row_stride);
+      from = opaque(from + rows_at_once * source.stride);
     }
   }
 
@@ -90,54 +91,5 @@ struct Tile {
     return tile + row * D + (offset ^ (chunk << 3));
   }
 };
-
-// The slope in a product of queries and keys: the accumulators of key j begin at term (j - j0), where j0 is
-// the tile's first key. A table in shared memory (8 bytes a key) holds these numbers. A thread gets the
-// numbers for the four accumulators of a fragment by one 16-byte read.
-
-// Keys in columns: the table has a float4 for each fragment of 8 columns and each of the four
-// lanes that share a row.
-template <int keys>
-__device__ __forceinline__ void store_column_terms(float4* table, float term) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread >= keys / 2) return;
-  const float first = term * static_cast<float>(2 * thread),
-              second = term * static_cast<float>(2 * thread + 1);
-  table[thread] = make_float4(first, second, first, second);
-}
-template <int row_tiles, int fragments>
-__device__ __forceinline__ void begin_at_column_terms(float (&sums)[row_tiles][fragments][4],
-                                                      const float4* table) {
-  table += opaque(static_cast<int>(threadIdx.x)) % 4;
-#pragma unroll
-  for (int n = 0; n < fragments; ++n) {
-    const float4 term = table[4 * n];
-#pragma unroll
-    for (int t = 0; t < row_tiles; ++t)
-      sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
-  }
-}
-
-// Keys in rows: the table has a float4 for the rows r and r + 8 of each 16.
-template <int keys>
-__device__ __forceinline__ void store_row_terms(float4* table, float term) {
-  const int thread = static_cast<int>(threadIdx.x), row = thread / 8 * 16 + thread % 8;
-  if (thread >= keys / 2) return;
-  const float upper = term * static_cast<float>(row), lower = term * static_cast<float>(row + 8);
-  table[thread] = make_float4(upper, upper, lower, lower);
-}
-// `row`: the row of this thread's first accumulator.
-template <int row_tiles, int fragments>
-__device__ __forceinline__ void begin_at_row_terms(float (&sums)[row_tiles][fragments][4],
-                                                   const float4* table, int row) {
-  table += row / 16 * 8 + row % 8;
-#pragma unroll
-  for (int t = 0; t < row_tiles; ++t) {
-    const float4 term = table[8 * t];
-#pragma unroll
-    for (int n = 0; n < fragments; ++n)
-      sums[t][n][0] = term.x, sums[t][n][1] = term.y, sums[t][n][2] = term.z, sums[t][n][3] = term.w;
-  }
-}
 
 }  // namespace goat::GOAT_TARGET

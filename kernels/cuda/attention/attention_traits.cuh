@@ -118,7 +118,7 @@ struct BackwardKeysShape {
 
 // Backward, the pass over queries: a block owns `queries` rows of Q and dO, each warp 16 * row_tiles of them.
 // The block walks over the keys, `keys` at a time. Shared memory: Q, dO, two pairs of K and V tiles, and
-// (lse, delta, sum of S) of the rows.
+// (lse, delta, sum of dS) of the rows.
 template <int D, int query_rows, int key_rows, int warp_count, int blocks>
 struct BackwardQueriesShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count,
@@ -131,8 +131,7 @@ struct BackwardQueriesShape {
 };
 
 // 8 warps, one block on a multiprocessor, up to 255 registers. The default form spills no bytes (ptxas 13.0).
-// The form with dQ spills none for D <= 64, except 8 bytes with the prior at D = 64 on sm_90a. For D = 128 it
-// spills at most 140 bytes.
+// The form with dQ spills none either, except with the prior for D = 128: there at most 96 bytes.
 template <int D, Family family>
 struct BackwardKeysTraits;
 // 128 accumulators, 34 KiB (66 KiB with dQ)
