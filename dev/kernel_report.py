@@ -160,7 +160,7 @@ def read_build(build):
     folder = Path(build) / "kernels/cuda/CMakeFiles/goat_cuda.dir"
     kernels = [
         kernel
-        for path in sorted(folder.glob("*.kernels"))
+        for path in sorted(folder.rglob("*.kernels"))
         for kernel in read_report(path, path.name.removesuffix(".o.kernels"))
     ]
     return sorted(

@@ -147,7 +147,7 @@ def forms_of(traits):
 
 
 def object_of(walk):
-    return OBJECTS / f"attention_{walk}.cu.o"
+    return OBJECTS / f"attention/attention_{walk}.cu.o"
 
 
 @pytest.fixture(scope="module")
