@@ -98,18 +98,28 @@ __device__ __forceinline__ void mask_row(T* row, float* loss, int padded_vocab, 
     zeros.store(row + first);
 }
 
+template <class T>
+struct CrossEntropyArguments {
+  T* logits;      // [N, V_p]; the gradient replaces them
+  float* losses;  // [N]
+  const std::int32_t* targets;
+  const float* weights;  // [N] or nullptr
+  float weight;
+  int vocab, padded_vocab;
+  bool backward;
+};
+
 template <int width, class T>
-__global__ void __launch_bounds__(threads)
-    cross_entropy_kernel(T* logits, float* losses, const std::int32_t* targets, const float* weights,
-                         float weight, int vocab, int padded_vocab, bool backward) {
+__global__ void __launch_bounds__(threads) cross_entropy_kernel(const CrossEntropyArguments<T> op) {
   const std::int64_t n = blockIdx.x;
-  T* row = logits + n * padded_vocab;
-  const int target = targets[n];
+  T* row = op.logits + n * op.padded_vocab;
+  const int target = op.targets[n];
   if (target < 0)
-    mask_row<width>(row, losses + n, padded_vocab, backward);
+    mask_row<width>(row, op.losses + n, op.padded_vocab, op.backward);
   else
-    loss_and_gradient_of_row<width>(row, losses + n, target, weights ? weight * weights[n] : weight, vocab,
-                                    padded_vocab, backward);
+    loss_and_gradient_of_row<width>(row, op.losses + n, target,
+                                    op.weights ? op.weight * op.weights[n] : op.weight, op.vocab,
+                                    op.padded_vocab, op.backward);
 }
 
 }  // namespace
@@ -122,11 +132,17 @@ void CudaDevice::launch(const CrossEntropy& op) {
   if (rows == 0) return;
   with_element_type(op.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    T* logits = data_of<T>(op.logits);
-    const auto kernel = vectorizable(logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T>
-                                                           : cross_entropy_kernel<1, T>;
-    enqueue(kernel, rows, threads, 0, stream_, logits, op.losses.as<float>(), op.targets.as<std::int32_t>(),
-            op.weights ? op.weights.as<float>() : nullptr, op.weight, op.vocab, padded_vocab, op.backward);
+    const CrossEntropyArguments<T> arguments{.logits = data_of<T>(op.logits),
+                                             .losses = op.losses.as<float>(),
+                                             .targets = op.targets.as<std::int32_t>(),
+                                             .weights = op.weights ? op.weights.as<float>() : nullptr,
+                                             .weight = op.weight,
+                                             .vocab = static_cast<int>(op.vocab),
+                                             .padded_vocab = static_cast<int>(padded_vocab),
+                                             .backward = op.backward};
+    enqueue(vectorizable(arguments.logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T>
+                                                         : cross_entropy_kernel<1, T>,
+            rows, threads, 0, stream_, arguments);
   });
 }
 

@@ -52,7 +52,7 @@ struct LaneArguments {
   std::int64_t key_bias_stride;                    // T_max
   int batch, heads, modes, lane_dim;               // B, H, R, d_h - d_c
   float scale;
-  bool paired;  // two lanes can be written by one store
+  bool paired = false;  // two lanes can be written by one store
 };
 
 // Lanes 2i and 2i + 1 of q (of k) in head h at row t.
@@ -122,19 +122,19 @@ void CudaDevice::launch(const PriorLanesForward& op) {
     const auto lanes_of = [&](const Tensor& tensor) {
       return Heads<T>(tensor ? tensor.slice(3, op.content_dim, tensor.shape[3] - op.content_dim) : tensor);
     };
-    LaneArguments<T> arguments{lanes_of(op.q),
-                               lanes_of(op.k),
-                               data_of<float>(op.alpha),
-                               data_of<float>(op.beta),
-                               data_of<float>(op.key_bias) + op.first_position,
-                               data_of<float>(op.fourier) + op.first_position * op.fourier.shape[1] * 2,
-                               op.key_bias.shape[1],
-                               static_cast<int>(x.shape[0]),
-                               static_cast<int>(x.shape[2]),
-                               static_cast<int>(op.fourier.shape[1]),
-                               static_cast<int>(x.shape[3] - op.content_dim),
-                               op.scale,
-                               false};
+    LaneArguments<T> arguments{
+        .q = lanes_of(op.q),
+        .k = lanes_of(op.k),
+        .alpha = data_of<float>(op.alpha),
+        .beta = data_of<float>(op.beta),
+        .key_bias = data_of<float>(op.key_bias) + op.first_position,
+        .fourier = data_of<float>(op.fourier) + op.first_position * op.fourier.shape[1] * 2,
+        .key_bias_stride = op.key_bias.shape[1],
+        .batch = static_cast<int>(x.shape[0]),
+        .heads = static_cast<int>(x.shape[2]),
+        .modes = static_cast<int>(op.fourier.shape[1]),
+        .lane_dim = static_cast<int>(x.shape[3] - op.content_dim),
+        .scale = op.scale};
     arguments.paired = arguments.lane_dim % 2 == 0 && pair_aligned(arguments.q) && pair_aligned(arguments.k);
     const std::int64_t items =
         (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
@@ -166,10 +166,10 @@ struct LaneBackwardArguments {
   const std::int32_t* positions;
   std::int64_t rows;              // T
   int batch, heads, modes, axes;  // B, H, R, A
-  int columns;                    // modes that a block of sum_lane_gradients_kernel processes side by side
-  std::int64_t tile_rows;         // rows of a block
-  double* partial;                // [H, max(R, 1), lane_sums, partitions]
-  int tiles, slices;              // partitions = tiles * slices: of the rows, of the batch
+  int columns = 0;                // modes that a block of sum_lane_gradients_kernel processes side by side
+  std::int64_t tile_rows = 0;     // rows of a block
+  double* partial = nullptr;      // [H, max(R, 1), lane_sums, partitions]
+  int tiles = 0, slices = 0;      // partitions = tiles * slices: of the rows, of the batch
 
   __device__ __forceinline__ double* partials(int h, int r, int sum) const {
     return partial + ((static_cast<std::int64_t>(h) * max(modes, 1) + r) * lane_sums + sum) * tiles * slices;
@@ -300,27 +300,27 @@ LaneBackwardArguments arguments_of(const PriorLanesBackward& op, void* partial) 
   const int batch = static_cast<int>(op.dq_lanes.shape[0]), modes = static_cast<int>(op.alpha.shape[1]),
             columns = std::clamp(modes, 1, threads), groups = threads / columns;
   const std::int64_t tile_rows = groups * std::max<std::int64_t>(1, divide_up(rows, 256 * groups));
-  return {data_of<float>(op.dalpha),
-          data_of<float>(op.dbeta),
-          data_of<float>(op.dlambda),
-          data_of<float>(op.dfrequency),
-          data_of<float>(op.dq_lanes),
-          data_of<float>(op.dk_lanes),
-          data_of<float>(op.dslope),
-          data_of<float>(op.alpha),
-          data_of<float>(op.beta),
-          data_of<float>(op.fourier),
-          data_of<std::int32_t>(op.positions),
-          rows,
-          batch,
-          static_cast<int>(op.dq_lanes.shape[1]),
-          modes,
-          static_cast<int>(op.positions.shape[1]),
-          columns,
-          tile_rows,
-          static_cast<double*>(partial),
-          static_cast<int>(divide_up(rows, tile_rows)),
-          static_cast<int>(divide_up(batch, slice_sequences))};
+  return {.dalpha = data_of<float>(op.dalpha),
+          .dbeta = data_of<float>(op.dbeta),
+          .dlambda = data_of<float>(op.dlambda),
+          .dfrequency = data_of<float>(op.dfrequency),
+          .dq_lanes = data_of<float>(op.dq_lanes),
+          .dk_lanes = data_of<float>(op.dk_lanes),
+          .dslope = data_of<float>(op.dslope),
+          .alpha = data_of<float>(op.alpha),
+          .beta = data_of<float>(op.beta),
+          .fourier = data_of<float>(op.fourier),
+          .positions = data_of<std::int32_t>(op.positions),
+          .rows = rows,
+          .batch = batch,
+          .heads = static_cast<int>(op.dq_lanes.shape[1]),
+          .modes = modes,
+          .axes = static_cast<int>(op.positions.shape[1]),
+          .columns = columns,
+          .tile_rows = tile_rows,
+          .partial = static_cast<double*>(partial),
+          .tiles = static_cast<int>(divide_up(rows, tile_rows)),
+          .slices = static_cast<int>(divide_up(batch, slice_sequences))};
 }
 }  // namespace
 

@@ -112,17 +112,17 @@ __global__ void __launch_bounds__(threads) sink_forward_kernel(const SinkForward
 
 // Cost: 2 T n (F + H) FLOPs. Reads features, writes hidden and key_bias: 4 T (F + n + H) bytes.
 void CudaDevice::launch(const SinkForward& op) {
-  const SinkForwardArguments arguments{data_of<float>(op.key_bias),
-                                       data_of<float>(op.hidden),
-                                       data_of<float>(op.features),
-                                       data_of<float>(op.w1),
-                                       data_of<float>(op.b1),
-                                       data_of<float>(op.w2),
-                                       data_of<float>(op.bump),
-                                       op.features.shape[0],
-                                       static_cast<int>(op.features.shape[1]),
-                                       static_cast<int>(op.hidden.shape[1]),
-                                       static_cast<int>(op.key_bias.shape[0])};
+  const SinkForwardArguments arguments{.key_bias = data_of<float>(op.key_bias),
+                                       .hidden = data_of<float>(op.hidden),
+                                       .features = data_of<float>(op.features),
+                                       .w1 = data_of<float>(op.w1),
+                                       .b1 = data_of<float>(op.b1),
+                                       .w2 = data_of<float>(op.w2),
+                                       .bump = data_of<float>(op.bump),
+                                       .rows = op.features.shape[0],
+                                       .width = static_cast<int>(op.features.shape[1]),
+                                       .units = static_cast<int>(op.hidden.shape[1]),
+                                       .heads = static_cast<int>(op.key_bias.shape[0])};
   if (arguments.rows == 0) return;
   enqueue(sink_forward_kernel, divide_up(arguments.rows, 32), threads, 0, stream_, arguments);
 }
@@ -134,9 +134,9 @@ struct SinkBackwardArguments {
   std::int64_t rows;                                // T
   int width, units, heads;                          // F, n, H
   // Sums over a partition of the rows, [F + 1 + H, n, partitions]: dw1^T, db1, dw2.
-  double* partial;
-  int partitions;
-  std::int64_t partition_rows;
+  double* partial = nullptr;
+  int partitions = 0;
+  std::int64_t partition_rows = 0;
 };
 
 // sum[h, j] = sum_b dkey_bias[b, h, j];  dbump[h] += sum[h, 0]. A thread owns (h, j).
@@ -243,21 +243,18 @@ std::size_t CudaDevice::workspace(const SinkBackward& op) const {
 // Sums over T are in double, because sum_j dU_j = 0 makes their terms cancel. Reads dkey_bias once
 // (4 B H T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache.
 void CudaDevice::launch(const SinkBackward& op) {
-  SinkBackwardArguments arguments{data_of<float>(op.dw1),
-                                  data_of<float>(op.db1),
-                                  data_of<float>(op.dw2),
-                                  data_of<float>(op.dkey_bias_sum),
-                                  data_of<float>(op.hidden),
-                                  data_of<float>(op.features),
-                                  data_of<float>(op.w2),
-                                  op.features.shape[0],
-                                  static_cast<int>(op.features.shape[1]),
-                                  static_cast<int>(op.hidden.shape[1]),
-                                  static_cast<int>(op.w2.shape[0]),
-                                  nullptr,
-                                  0,
-                                  0};
-  arguments.partial = static_cast<double*>(workspace_.take(op));
+  SinkBackwardArguments arguments{.dw1 = data_of<float>(op.dw1),
+                                  .db1 = data_of<float>(op.db1),
+                                  .dw2 = data_of<float>(op.dw2),
+                                  .dkey_bias = data_of<float>(op.dkey_bias_sum),
+                                  .hidden = data_of<float>(op.hidden),
+                                  .features = data_of<float>(op.features),
+                                  .w2 = data_of<float>(op.w2),
+                                  .rows = op.features.shape[0],
+                                  .width = static_cast<int>(op.features.shape[1]),
+                                  .units = static_cast<int>(op.hidden.shape[1]),
+                                  .heads = static_cast<int>(op.w2.shape[0]),
+                                  .partial = static_cast<double*>(workspace_.take(op))};
   const std::int64_t sums = op.dkey_bias_sum.elements(), outputs = outputs_of(op);
   if (sums == 0) return;
   enqueue(sum_over_batch_kernel, divide_up(sums, threads), threads, 0, stream_,
