@@ -271,19 +271,19 @@ void CudaDevice::launch(const AdamW& op) {
   const std::int64_t blocks =
       std::min<std::int64_t>(divide_up(count, quad * adamw_threads), 8 * multiprocessors_);
   with_element_type(op.param.dtype, [&]<class P>(P) {
-    const AdamWOperands<P> operands{data_of<P>(op.param),
-                                    weights.as<float>(),
-                                    op.m.as<float>(),
-                                    op.v.as<float>(),
-                                    op.grad.as<float>(),
-                                    count,
-                                    op.beta1,
-                                    op.beta2,
-                                    op.eps,
-                                    op.weight_decay,
-                                    op.rounding == Rounding::stochastic,
-                                    op.seed,
-                                    vectors};
+    const AdamWOperands<P> operands{.param = data_of<P>(op.param),
+                                    .weights = weights.as<float>(),
+                                    .m = op.m.as<float>(),
+                                    .v = op.v.as<float>(),
+                                    .grad = op.grad.as<float>(),
+                                    .count = count,
+                                    .beta1 = op.beta1,
+                                    .beta2 = op.beta2,
+                                    .eps = op.eps,
+                                    .weight_decay = op.weight_decay,
+                                    .stochastic = op.rounding == Rounding::stochastic,
+                                    .seed = op.seed,
+                                    .vectors = vectors};
     enqueue(adamw_kernel<P>, blocks, adamw_threads, 0, stream_, op.state, operands);
   });
 }
