@@ -116,19 +116,17 @@ struct DecodeParts {
 template <class Shape, int queries, class T>
 __device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries],
                                           const float (&q)[queries][Shape::width],
-                                          const ForwardArguments<T>& arguments, const T* k, const T* v,
-                                          float slope, int key, int stride, int end, bool aligned) {
+                                          const ForwardArguments<T>& arguments, HeadRows<const T> k,
+                                          HeadRows<const T> v, float slope, int key, int stride, int end,
+                                          bool aligned) {
   using Row = RowPart<Shape, T>;
-  const auto row = [&](const T* rows, std::int64_t row_stride, int n) {
+  const auto row = [&](HeadRows<const T> rows, int n) {
     const int at = key + n * stride;
-    return Row(rows + at * row_stride, at < end, arguments.head_dim, aligned);
+    return Row(rows.row(at), at < end, arguments.head_dim, aligned);
   };
   static_assert(keys_at_once == 4);
-  const std::int64_t k_stride = arguments.k.row_stride, v_stride = arguments.v.row_stride;
-  const Row k_rows[keys_at_once] = {row(k, k_stride, 0), row(k, k_stride, 1), row(k, k_stride, 2),
-                                    row(k, k_stride, 3)};
-  const Row v_rows[keys_at_once] = {row(v, v_stride, 0), row(v, v_stride, 1), row(v, v_stride, 2),
-                                    row(v, v_stride, 3)};
+  const Row k_rows[keys_at_once] = {row(k, 0), row(k, 1), row(k, 2), row(k, 3)};
+  const Row v_rows[keys_at_once] = {row(v, 0), row(v, 1), row(v, 2), row(v, 3)};
 #pragma unroll
   for (int query = 0; query < queries; ++query) {
     const int position = query + arguments.keys - arguments.queries;
@@ -205,12 +203,11 @@ __global__ void __launch_bounds__(threads)
   constexpr int stride = warps * Shape::groups;
   const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
-  const T* q_rows = arguments.q.rows(sequence, head);
+  const HeadRows<const T> q_rows = arguments.q.head(sequence, head);
   float q[queries][Shape::width];
 #pragma unroll
   for (int query = 0; query < queries; ++query) {
-    const RowPart<Shape, T> row(q_rows + query * arguments.q.row_stride, query < arguments.queries,
-                                arguments.head_dim, aligned);
+    const RowPart<Shape, T> row(q_rows.row(query), query < arguments.queries, arguments.head_dim, aligned);
 #pragma unroll
     for (int i = 0; i < Shape::width; ++i) q[query][i] = row[i];
   }
@@ -218,7 +215,7 @@ __global__ void __launch_bounds__(threads)
   Part<Shape::width> gathered[queries];
   const int first = split * parts.keys_per_split, end = min(first + parts.keys_per_split, arguments.keys);
   const int group = static_cast<int>(threadIdx.x) / Shape::lanes;
-  const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
+  const HeadRows<const T> k = arguments.k.head(sequence, head), v = arguments.v.head(sequence, head);
 #pragma unroll 1
   for (int key = first; key < end; key += keys_at_once * stride)
     take_keys<Shape, queries>(gathered, q, arguments, k, v, slope, key + group, stride, end, aligned);
@@ -243,7 +240,7 @@ __global__ void __launch_bounds__(threads)
   const float* out = parts.out + row * parts.splits * arguments.head_dim;
   float largest = maximum[0];
   for (int split = 1; split < parts.splits; ++split) largest = fmaxf(largest, maximum[split]);
-  T* to = arguments.out.rows(sequence, head) + query * arguments.out.row_stride;
+  T* to = arguments.out.head(sequence, head).row(query);
   for (int c = threadIdx.x; c < arguments.head_dim; c += threads) {
     float total = 0, value = 0;
 #pragma unroll 4

@@ -35,7 +35,7 @@ __device__ __forceinline__ void clear(Accumulators<Tile>& sums) {
     for (int k = 0; k < Tile::vectors; ++k) sums[i][k] = make_float4(0, 0, 0, 0);
 }
 
-// p and S of one logit, from s = <q, k> and dp = <dout, v>.
+// p and dS of one logit, from s = <q, k> and dp = <dout, v>.
 struct LogitGradient {
   float p, ds;
   __device__ __forceinline__ LogitGradient(float s, float dp, float scale, float slope, float lag, float lse,
@@ -61,27 +61,11 @@ struct BackwardMemory {
 // it is not nullptr.
 template <class T>
 struct GradientRows {
-  T* rows;
+  HeadRows<T> rows;
   float* lanes;  // of this head: [T, lane_count], or nullptr
-  std::int64_t stride;
   int content_dim, head_dim, lane_count;
   float scale, lane_scale;
   bool aligned;
-
-  __device__ __forceinline__ GradientRows(const BackwardArguments<T>& arguments, const Heads<T>& heads,
-                                          float* lane_memory, int length, float scale_of_lanes, int sequence,
-                                          int head, bool is_aligned)
-      : rows(heads.rows(sequence, head)),
-        lanes(lane_memory ? lane_memory + (static_cast<std::int64_t>(sequence) * arguments.heads + head) *
-                                              length * arguments.lanes
-                          : nullptr),
-        stride(heads.row_stride),
-        content_dim(arguments.content_dim),
-        head_dim(arguments.head_dim),
-        lane_count(arguments.lanes),
-        scale(arguments.scale),
-        lane_scale(scale_of_lanes),
-        aligned(is_aligned) {}
 
   // The four coordinates c .. c+3 of a row.
   __device__ __forceinline__ void store(int row, int c, float4 sum) const {
@@ -94,10 +78,77 @@ struct GradientRows {
         lanes[static_cast<std::int64_t>(row) * lane_count + lane] = lane_scale * four[i];
       four[i] = 0;
     }
-    store_four(rows + row * stride + c, make_float4(four[0], four[1], four[2], four[3]), scale, head_dim - c,
+    store_four(rows.row(row) + c, make_float4(four[0], four[1], four[2], four[3]), scale, head_dim - c,
                aligned);
   }
 };
+
+// The prior's sums for a thread's keys: dU_j = sum_i dS_ij and dslope_j = sum_i dS_ij (j - i').
+template <class Tile>
+struct KeyPrior {
+  float bias[Tile::row_count] = {}, slope[Tile::row_count] = {};
+};
+
+// S and dP become P and dS, and the prior's sums grow by dS. first_key: this thread's. first_query: of the
+// tile. lse and delta: of the head.
+template <class Tile, class T>
+__device__ __forceinline__ void form_p_ds(Scores<Tile>& p, Scores<Tile>& ds, KeyPrior<Tile>& prior,
+                                          const BackwardArguments<T>& arguments, float slope,
+                                          const float* lse, const float* delta, int first_key,
+                                          int first_query) {
+  const int lead = arguments.keys - arguments.queries;
+#pragma unroll
+  for (int j = 0; j < Tile::column_count; ++j) {
+    const int query = first_query + thread_column() + 8 * j;
+    const bool exists = query < arguments.queries;
+    const float query_lse = exists ? lse[query] : 0.0f, query_delta = exists ? delta[query] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < Tile::row_count; ++i) {
+      const int lag = first_key + 4 * i - (query + lead);
+      const LogitGradient gradient(p[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag),
+                                   query_lse, query_delta, exists && (!arguments.causal || lag <= 0));
+      p[i][j] = gradient.p;
+      ds[i][j] = gradient.ds;
+      prior.bias[i] += gradient.ds;
+      prior.slope[i] += gradient.ds * static_cast<float>(lag);
+    }
+  }
+}
+
+// Stores dK, dV, dkey_bias and dslope of a thread's keys.
+template <class Tile, class T>
+__device__ __forceinline__ void store_keys(const BackwardArguments<T>& arguments,
+                                           const Accumulators<Tile>& dk, const Accumulators<Tile>& dv,
+                                           const KeyPrior<Tile>& prior, int sequence, int head, int first_key,
+                                           bool aligned) {
+  const std::int64_t head_keys = static_cast<std::int64_t>(blockIdx.x) * arguments.keys;
+  const GradientRows<T> dk_rows{
+      .rows = arguments.dk.head(sequence, head),
+      .lanes = arguments.dk_lanes ? arguments.dk_lanes + head_keys * arguments.lanes : nullptr,
+      .content_dim = arguments.content_dim,
+      .head_dim = arguments.head_dim,
+      .lane_count = arguments.lanes,
+      .scale = arguments.scale,
+      .lane_scale = arguments.scale,
+      .aligned = aligned};
+  const HeadRows<T> dv_rows = arguments.dv.head(sequence, head);
+#pragma unroll
+  for (int i = 0; i < Tile::row_count; ++i) {
+    const int key = first_key + 4 * i;
+    const float bias_total = row_sum(prior.bias[i]), slope_total = row_sum(prior.slope[i]);
+    if (key >= arguments.keys) continue;
+    if (thread_column() == 0) {
+      if (arguments.dkey_bias) arguments.dkey_bias[head_keys + key] = bias_total;
+      if (arguments.dslope) arguments.dslope[head_keys + key] = slope_total;
+    }
+#pragma unroll
+    for (int k = 0; k < Tile::vectors; ++k) {
+      const int c = 4 * thread_column() + 32 * k;
+      dk_rows.store(key, c, dk[i][k]);
+      store_four(dv_rows.row(key) + c, dv[i][k], 1.0f, arguments.head_dim - c, aligned);
+    }
+  }
+}
 
 // The launch bounds state one block. Otherwise ptxas uses fewer registers than there are and spills (sm_120).
 // Registers and memory are often enough for two blocks.
@@ -116,77 +167,42 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
   const std::int64_t query_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.queries;
   const float *lse = arguments.lse + query_rows, *delta = arguments.delta + query_rows;
-  const T *q = arguments.q.rows(sequence, head), *dout = arguments.dout.rows(sequence, head);
-  load_rows<Tile, Tile::rows>(memory.rows, arguments.k.rows(sequence, head), arguments.k.row_stride,
-                              first_key, arguments.keys, arguments.head_dim, aligned);
-  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.v.rows(sequence, head), arguments.v.row_stride,
-                              first_key, arguments.keys, arguments.head_dim, aligned);
+  const HeadRows<const T> q = arguments.q.head(sequence, head), dout = arguments.dout.head(sequence, head);
+  load_rows<Tile, Tile::rows>(memory.rows, arguments.k.head(sequence, head), first_key, arguments.keys,
+                              arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.v.head(sequence, head), first_key,
+                              arguments.keys, arguments.head_dim, aligned);
 
   Accumulators<Tile> dk, dv;
   clear<Tile>(dk);
   clear<Tile>(dv);
-  float bias_sum[Tile::row_count] = {}, slope_sum[Tile::row_count] = {};
+  KeyPrior<Tile> prior;
   const int start = arguments.causal ? max(0, first_key - lead) / Tile::columns * Tile::columns : 0;
 #pragma unroll 1
   for (int first_query = start; first_query < arguments.queries; first_query += Tile::columns) {
     __syncthreads();
-    load_rows<Tile, Tile::columns>(memory.columns, q, arguments.q.row_stride, first_query, arguments.queries,
+    load_rows<Tile, Tile::columns>(memory.columns, q, first_query, arguments.queries, arguments.head_dim,
+                                   aligned);
+    load_rows<Tile, Tile::columns>(memory.column_partners, dout, first_query, arguments.queries,
                                    arguments.head_dim, aligned);
-    load_rows<Tile, Tile::columns>(memory.column_partners, dout, arguments.dout.row_stride, first_query,
-                                   arguments.queries, arguments.head_dim, aligned);
     __syncthreads();
     // The condition is the same for all lanes of a warp.
     if (warp_key >= arguments.keys || (arguments.causal && warp_key >= first_query + Tile::columns + lead))
       continue;
-    Scores<Tile> p, ds;  // at first s and dp
+    Scores<Tile> p, ds;  // at first S = K Q^T and dP = V dO^T
     multiply_rows<Tile>(p, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
-#pragma unroll
-    for (int j = 0; j < Tile::column_count; ++j) {
-      const int query = first_query + thread_column() + 8 * j;
-      const bool exists = query < arguments.queries;
-      const float query_lse = exists ? lse[query] : 0.0f, query_delta = exists ? delta[query] : 0.0f;
-#pragma unroll
-      for (int i = 0; i < Tile::row_count; ++i) {
-        const int lag = thread_key + 4 * i - (query + lead);
-        const LogitGradient gradient(p[i][j], ds[i][j], arguments.scale, slope, static_cast<float>(lag),
-                                     query_lse, query_delta, exists && (!arguments.causal || lag <= 0));
-        p[i][j] = gradient.p;
-        ds[i][j] = gradient.ds;
-        bias_sum[i] += gradient.ds;
-        slope_sum[i] += gradient.ds * static_cast<float>(lag);
-      }
-    }
+    form_p_ds<Tile>(p, ds, prior, arguments, slope, lse, delta, thread_key, first_query);
     store_weights<Tile>(memory.weights, p);
     __syncwarp();
-    multiply_weights<Tile>(dv, memory.weights, memory.column_partners);
+    multiply_weights<Tile>(dv, memory.weights, memory.column_partners);  // dV += P dO
     __syncwarp();
     store_weights<Tile>(memory.weights, ds);
     __syncwarp();
-    multiply_weights<Tile>(dk, memory.weights, memory.columns);
+    multiply_weights<Tile>(dk, memory.weights, memory.columns);  // dK += dS Q
   }
 
-  const GradientRows<T> dk_rows(arguments, arguments.dk, arguments.dk_lanes, arguments.keys, arguments.scale,
-                                sequence, head, aligned);
-  T* const dv_rows = arguments.dv.rows(sequence, head);
-  const std::int64_t key_rows = static_cast<std::int64_t>(blockIdx.x) * arguments.keys;
-#pragma unroll
-  for (int i = 0; i < Tile::row_count; ++i) {
-    const int key = thread_key + 4 * i;
-    const float bias_total = row_sum(bias_sum[i]), slope_total = row_sum(slope_sum[i]);
-    if (key >= arguments.keys) continue;
-    if (thread_column() == 0) {
-      if (arguments.dkey_bias) arguments.dkey_bias[key_rows + key] = bias_total;
-      if (arguments.dslope) arguments.dslope[key_rows + key] = slope_total;
-    }
-#pragma unroll
-    for (int k = 0; k < Tile::vectors; ++k) {
-      const int c = 4 * thread_column() + 32 * k;
-      dk_rows.store(key, c, dk[i][k]);
-      store_four(dv_rows + key * arguments.dv.row_stride + c, dv[i][k], 1.0f, arguments.head_dim - c,
-                 aligned);
-    }
-  }
+  store_keys<Tile>(arguments, dk, dv, prior, sequence, head, thread_key, aligned);
 }
 
 // grid (B H, blocks of queries). Block indices run down from last_block, because the last
@@ -202,12 +218,11 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
             warp_query = first_query + Tile::warp_row();
   const int thread_query = warp_query + thread_row(), lead = arguments.keys - arguments.queries;
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
-  const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
-  load_rows<Tile, Tile::rows>(memory.rows, arguments.q.rows(sequence, head), arguments.q.row_stride,
-                              first_query, arguments.queries, arguments.head_dim, aligned);
-  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.dout.rows(sequence, head),
-                              arguments.dout.row_stride, first_query, arguments.queries, arguments.head_dim,
-                              aligned);
+  const HeadRows<const T> k = arguments.k.head(sequence, head), v = arguments.v.head(sequence, head);
+  load_rows<Tile, Tile::rows>(memory.rows, arguments.q.head(sequence, head), first_query, arguments.queries,
+                              arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(memory.row_partners, arguments.dout.head(sequence, head), first_query,
+                              arguments.queries, arguments.head_dim, aligned);
 
   float lse[Tile::row_count], delta[Tile::row_count];
 #pragma unroll
@@ -223,15 +238,14 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
 #pragma unroll 1
   for (int first_key = 0; first_key < seen; first_key += Tile::columns) {
     __syncthreads();
-    load_rows<Tile, Tile::columns>(memory.columns, k, arguments.k.row_stride, first_key, arguments.keys,
-                                   arguments.head_dim, aligned);
-    load_rows<Tile, Tile::columns>(memory.column_partners, v, arguments.v.row_stride, first_key,
-                                   arguments.keys, arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(memory.columns, k, first_key, arguments.keys, arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(memory.column_partners, v, first_key, arguments.keys, arguments.head_dim,
+                                   aligned);
     __syncthreads();
     if (warp_query >= arguments.queries ||
         (arguments.causal && first_key >= warp_query + Tile::rows_of_warp + lead))
       continue;
-    Scores<Tile> s, ds;  // ds is dp at first
+    Scores<Tile> s, ds;  // S = Q K^T; ds is dP = dO V^T at first
     multiply_rows<Tile>(s, memory.rows, memory.columns, arguments.head_dim);
     multiply_rows<Tile>(ds, memory.row_partners, memory.column_partners, arguments.head_dim);
 #pragma unroll
@@ -245,11 +259,19 @@ __global__ void __launch_bounds__(BackwardTile<D>::threads, 1)
       }
     store_weights<Tile>(memory.weights, ds);
     __syncwarp();
-    multiply_weights<Tile>(dq, memory.weights, memory.columns);
+    multiply_weights<Tile>(dq, memory.weights, memory.columns);  // dQ += dS K
   }
 
-  const GradientRows<T> dq_rows(arguments, arguments.dq, arguments.dq_lanes, arguments.queries, 1.0f,
-                                sequence, head, aligned);
+  const std::int64_t head_queries = static_cast<std::int64_t>(blockIdx.x) * arguments.queries;
+  const GradientRows<T> dq_rows{
+      .rows = arguments.dq.head(sequence, head),
+      .lanes = arguments.dq_lanes ? arguments.dq_lanes + head_queries * arguments.lanes : nullptr,
+      .content_dim = arguments.content_dim,
+      .head_dim = arguments.head_dim,
+      .lane_count = arguments.lanes,
+      .scale = arguments.scale,
+      .lane_scale = 1.0f,
+      .aligned = aligned};
 #pragma unroll
   for (int i = 0; i < Tile::row_count; ++i)
 #pragma unroll

@@ -77,7 +77,7 @@ struct SoftmaxRows {
   template <class T>
   __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, int sequence, int head,
                                         int first_row, bool aligned) const {
-    T* const rows = arguments.out.rows(sequence, head);
+    const HeadRows<T> rows = arguments.out.head(sequence, head);
     float* const lse =
         arguments.lse + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
 #pragma unroll
@@ -91,7 +91,7 @@ struct SoftmaxRows {
         const int c = 4 * thread_column() + 32 * k;
         const float4 mean =
             make_float4(out[i][k].x / total, out[i][k].y / total, out[i][k].z / total, out[i][k].w / total);
-        store_four(rows + row * arguments.out.row_stride + c, mean, 1.0f, arguments.head_dim - c, aligned);
+        store_four(rows.row(row) + c, mean, 1.0f, arguments.head_dim - c, aligned);
       }
     }
   }
@@ -114,19 +114,18 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
   const int seen = arguments.causal ? min(first_query + lead + Tile::rows, arguments.keys) : arguments.keys;
   const int warp_query = first_query + Tile::warp_row();  // the warp's first query
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
-  const T *k = arguments.k.rows(sequence, head), *v = arguments.v.rows(sequence, head);
+  const HeadRows<const T> k = arguments.k.head(sequence, head), v = arguments.v.head(sequence, head);
 
   SoftmaxRows<Tile> rows;
-  load_rows<Tile, Tile::rows>(q_tile, arguments.q.rows(sequence, head), arguments.q.row_stride, first_query,
-                              arguments.queries, arguments.head_dim, aligned);
+  load_rows<Tile, Tile::rows>(q_tile, arguments.q.head(sequence, head), first_query, arguments.queries,
+                              arguments.head_dim, aligned);
 #pragma unroll 1
   for (int first_key = (seen - 1) / Tile::columns * Tile::columns; first_key >= 0;
        first_key -= Tile::columns) {
     const bool sees = warp_query < arguments.queries &&
                       (!arguments.causal || first_key < warp_query + Tile::rows_of_warp + lead);
     __syncthreads();  // no warp reads V any more
-    load_rows<Tile, Tile::columns>(kv_tile, k, arguments.k.row_stride, first_key, arguments.keys,
-                                   arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(kv_tile, k, first_key, arguments.keys, arguments.head_dim, aligned);
     __syncthreads();
     if (sees) {
       Scores<Tile> scores;
@@ -136,8 +135,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
       store_weights<Tile>(weights, scores);
     }
     __syncthreads();
-    load_rows<Tile, Tile::columns>(kv_tile, v, arguments.v.row_stride, first_key, arguments.keys,
-                                   arguments.head_dim, aligned);
+    load_rows<Tile, Tile::columns>(kv_tile, v, first_key, arguments.keys, arguments.head_dim, aligned);
     __syncthreads();
     if (sees) multiply_weights<Tile>(rows.out, weights, kv_tile);
   }

@@ -55,8 +55,8 @@ struct FfmaShape {
 // Copies rows [first, first + row_count) of `source`, converted to fp32. All threads call this. Rows from
 // `limit` on and coordinates from head_dim on become zeros.
 template <class Shape, int row_count, class T>
-__device__ __forceinline__ void load_rows(float* tile, const T* source, std::int64_t stride, int first,
-                                          int limit, int head_dim, bool aligned) {
+__device__ __forceinline__ void load_rows(float* tile, HeadRows<const T> source, int first, int limit,
+                                          int head_dim, bool aligned) {
   constexpr int size = Vector<T>::size, chunks = Shape::head_dim / size;
   if (aligned) {
 #pragma unroll 4
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_rows(float* tile, const T* source, std::int
       const int row = n / chunks, c = n % chunks * size;
       Vector<T> values;
       for (T& element : values.element) element = from_float<T>(0.0f);
-      if (first + row < limit && c < head_dim) values = Vector<T>::load(source + (first + row) * stride + c);
+      if (first + row < limit && c < head_dim) values = Vector<T>::load(source.row(first + row) + c);
 #pragma unroll
       for (int i = 0; i < size; i += 4)
         *reinterpret_cast<float4*>(tile + row * Shape::row_stride + c + i) =
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_rows(float* tile, const T* source, std::int
     for (int n = threadIdx.x; n < row_count * Shape::head_dim; n += Shape::threads) {
       const int row = n / Shape::head_dim, c = n % Shape::head_dim;
       tile[row * Shape::row_stride + c] =
-          first + row < limit && c < head_dim ? to_float(source[(first + row) * stride + c]) : 0.0f;
+          first + row < limit && c < head_dim ? to_float(source.row(first + row)[c]) : 0.0f;
     }
   }
 }
