@@ -94,7 +94,7 @@ __device__ __forceinline__ void mask(Fragments<key_tiles, query_tiles>& p, int f
 template <int D, Family family, bool prior, bool deterministic>
 struct KeysBlock {
   using Shape = BackwardKeysTraits<D, family>;
-  using Choices = KeysChoices<deterministic>;
+  using Choices = KeysChoices<family, prior, deterministic>;
   using Priors = PriorSums<Shape, !deterministic>;
   using Place = KeyPlace<Shape>;
   using Scores = KeyScores<Shape>;

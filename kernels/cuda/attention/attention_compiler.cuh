@@ -72,11 +72,11 @@ template <int D, Family family>
 constexpr bool forward_needs_new_addresses = D == 128 && family == Family::large_shared;
 
 // Choices in the pass over keys. ptxas spills least with these.
-template <bool deterministic>
+template <Family family, bool prior, bool deterministic>
 struct KeysChoices {
   // lse and delta of the next step are fetched and stored at the beginning of a step. Otherwise they are
   // fetched when P and dS are computed and stored at the end.
-  static constexpr bool early_scalars = !deterministic;
+  static constexpr bool early_scalars = !deterministic && !(prior && family == Family::small_shared);
   // The addresses for dV and dK are computed again, after those for P and dS.
   static constexpr bool new_addresses = deterministic;
 };
