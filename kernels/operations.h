@@ -284,21 +284,21 @@ struct AttentionForward {
   bool causal = true;
 };
 
-// S_ij = p_ij (<dout_i, v_j> - <dout_i, out_i>) = dL/dz_ij, computed in fp32.
-// dq = scale S k,  dk = scale S^T q,  dv = p^T dout.
-// Each row of S adds up to 0. Therefore a device may compute dslope with (j - r_i) instead of (j - i'), for
+// dS_ij = p_ij (<dout_i, v_j> - <dout_i, out_i>) = dL/dz_ij, computed in fp32.
+// dq = scale dS k,  dk = scale dS^T q,  dv = p^T dout.
+// Each row of dS adds up to 0. Therefore a device may compute dslope with (j - r_i) instead of (j - i'), for
 // any position r_i near i'. This changes the terms of single keys, but not their sum.
 // The lanes (coordinates content_dim .. d_h) of dq and dk are written as zeros, so that the gradient of the
 // padded projection rows is exactly zero. The gradients of the lanes are written in fp32 to dq_lanes,
 // dk_lanes and dkey_bias.
 struct AttentionBackward {
-  Tensor dq;        // strided [B, T_q, H, d_h]
-  Tensor dk;        // strided [B, T_k, H, d_h]
-  Tensor dv;        // strided [B, T_k, H, d_h]
-  Tensor dq_lanes;  // f32 [B, H, T_q, 2R], dA_i = sum_j S_ij c_j, the first 2R lanes of S k; optional
-  Tensor dk_lanes;  // f32 [B, H, T_k, 2R], dC_j = sum_i S_ij a_i, the first 2R lanes of scale S^T q; optional
-  Tensor dkey_bias;  // f32 [B, H, T_k], dU_j = sum_i S_ij; optional
-  Tensor dslope;     // f32 [B, H, T_k], the terms of key j in sum_ij S_ij (j - i'); optional
+  Tensor dq;         // strided [B, T_q, H, d_h]
+  Tensor dk;         // strided [B, T_k, H, d_h]
+  Tensor dv;         // strided [B, T_k, H, d_h]
+  Tensor dq_lanes;   // f32 [B, H, T_q, 2R], dA_i = sum_j dS_ij c_j, first 2R lanes of dS k; optional
+  Tensor dk_lanes;   // f32 [B, H, T_k, 2R], dC_j = sum_i dS_ij a_i, first 2R lanes of scale dS^T q; optional
+  Tensor dkey_bias;  // f32 [B, H, T_k], dU_j = sum_i dS_ij; optional
+  Tensor dslope;     // f32 [B, H, T_k], the terms of key j in sum_ij dS_ij (j - i'); optional
   Tensor delta;      // f32 [B, H, T_q], workspace for <dout_i, out_i>
   Tensor dout;       // [B, T_q, H, d_h]
   Tensor out;        // [B, T_q, H, d_h]

@@ -58,7 +58,7 @@ struct References {
   static constexpr double tile = 128;
 };
 
-// The gradient of the slope is what the keys' shares add up to. Rows of S add up to 0, so that lags may be
+// The gradient of the slope is what the keys' shares add up to. Rows of dS add up to 0, so that lags may be
 // counted to a query nearby, at most 32 rows away; what rounding leaves of that 0 counts times the distance,
 // and so does the error of delta where it is not corrected (not deterministic).
 void check_slope_gradient(const References& reference, const DeviceAttention& got, bool deterministic) {

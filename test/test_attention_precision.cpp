@@ -203,7 +203,7 @@ TEST_CASE(
 }
 
 namespace {
-// sum_ij bf16(S_ij) (j - i') of each head: d lambda, were S rounded to bf16 before it is summed.
+// sum_ij bf16(dS_ij) (j - i') of each head: d lambda, were dS rounded to bf16 before it is summed.
 std::vector<double> dlambda_from_packed(const AttentionProblem& problem) {
   const AttentionValues values = attention(problem);
   const Index width = problem.head_dim;
@@ -246,7 +246,7 @@ AttentionProblem attention_with_prior(const AttentionShape& shape, Rng& rng) {
 
 TEST_CASE(
     "attention precision: d lambda and d b are within 1e-3 of float64 at T=1000 in bf16, nearer than from a "
-    "packed S",
+    "packed dS",
     "[attention]") {
   for (const std::string& name : device_names(DType::bf16)) {
     const auto device = open_tested(name);

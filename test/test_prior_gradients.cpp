@@ -23,16 +23,16 @@ namespace {
 struct GradientShape {
   std::int64_t batch, heads, modes;
   Positions positions;
-  bool softmax_rows = false;  // rows of S add up to 0, as those of a softmax do
+  bool softmax_rows = false;  // rows of dS add up to 0, as those of a softmax do
 };
 
-// An arbitrary S = dL/dz [B, H, T, T] and what AttentionBackward would make of it: dA_i = sum_j S_ij c_j,
-// dC_j = sum_i S_ij a_i, dslope_j = sum_i S_ij (j - i). The oracle of the gradients is the numerical
-// derivative of L = sum_bhij S_ij K_ij.
+// An arbitrary dS = dL/dz [B, H, T, T] and what AttentionBackward would make of it: dA_i = sum_j dS_ij c_j,
+// dC_j = sum_i dS_ij a_i, dslope_j = sum_i dS_ij (j - i). The oracle of the gradients is the numerical
+// derivative of L = sum_bhij dS_ij K_ij.
 struct LaneGradients {
   std::vector<HeadPrior> heads;
   Positions positions;
-  std::vector<std::vector<double>> batch_sum;             // for each head S [T, T] summed over the batch
+  std::vector<std::vector<double>> batch_sum;             // for each head dS [T, T] summed over the batch
   std::vector<double> query_lanes, key_lanes, key_slope;  // [B, H, T, 2R], [B, H, T, 2R], [B, H, T]
 
   LaneGradients(Rng& rng, std::vector<HeadPrior> priors, const GradientShape& shape)
@@ -174,7 +174,7 @@ struct LanesBackwardFixture {
 };
 }  // namespace
 
-TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and are added to what was there",
+TEST_CASE("prior lanes backward: gradients match the derivative of sum dS K and are added to what was there",
           "[prior]") {
   const std::vector<GradientShape> shapes = {{1, 1, 1, Positions::sequence(0, 1)},
                                              {3, 1, 2, Positions::sequence(0, 2)},
@@ -193,7 +193,7 @@ TEST_CASE("prior lanes backward: gradients match the derivative of sum S K and a
       INFO(name << ", seed " << seed << ", B H R T A = " << shape.batch << " " << shape.heads << " "
                 << shape.modes << " " << shape.positions.rows() << " " << shape.positions.axes
                 << ", first position " << shape.positions.values[0]
-                << (shape.softmax_rows ? ", rows of S add up to 0" : ""));
+                << (shape.softmax_rows ? ", rows of dS add up to 0" : ""));
       LanesBackwardFixture fixture(*device, rng, shape);
       const LaneGradients::Result want = fixture.gradients.numerical(), terms = fixture.gradients.terms();
       const std::vector<double> alpha = fixture.dalpha.values(), beta = fixture.dbeta.values(),

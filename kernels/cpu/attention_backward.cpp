@@ -1,7 +1,7 @@
 // Attention backward on the CPU. It visits the same tiles as the forward pass and recomputes p from lse.
 //
-// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and S = p (dp - delta) in place, with
-// keys along the vector lanes. From them it computes dv += p^T dout, dk += S^T q, dq += S k and the column
+// A tile computes s = q k^T and dp = dout v^T, then p = exp(z - lse) and dS = p (dp - delta) in place, with
+// keys along the vector lanes. From them it computes dv += p^T dout, dk += dS^T q, dq += dS k and the column
 // sums dkey_bias and dslope.
 //
 // There are two schedules. If there are enough heads, a thread owns a head, visits every tile once, and keeps
@@ -32,7 +32,7 @@ struct BackwardTiles {
   float* q;            // [query_tile, D]
   float* dout;         // [query_tile, D]
   float* p;            // [query_tile, key_tile]: s, then p
-  float* ds;           // [query_tile, key_tile]: dp, then S
+  float* ds;           // [query_tile, key_tile]: dp, then dS
   float* dq;           // [query_rows, D], not yet scaled; one tile or a whole head
   const float* lse;    // [query_tile]
   const float* delta;  // [query_tile]
@@ -71,8 +71,8 @@ SIMD_INLINE Index lanes_seen(const TileEdge& edge, Index row) {
   return round_up(round_up(edge.keys_seen(row + block_rows - 1), block_rows), block_columns);
 }
 
-// Computes p and S of one query row from s and dp. Both are zero at keys that the row does not see. Adds S to
-// the tile's column sums.
+// Computes p and dS of one query row from s and dp. Both are zero at keys that the row does not see. Adds dS
+// to the tile's column sums.
 SIMD_INLINE void softmax_backward(const BackwardTiles& tile, const TileEdge& edge, Index row, float scale,
                                   float slope, float* bias_sum, float* slope_sum) {
   float* p = tile.p + row * key_tile;
