@@ -244,9 +244,7 @@ class CountingDevice final : public CpuDevice {
   }
   std::size_t allocated = 0;
 };
-}  // namespace
 
-namespace {
 // A cpu device that notes how it may compute.
 class NotingDevice final : public CpuDevice {
  public:

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <initializer_list>
@@ -25,9 +27,10 @@ class MemoryPlan {
   void add(MemoryCategory category, std::string name, DType dtype, std::initializer_list<std::int64_t> shape,
            Tensor& view);
 
-  // Plans the temporary memory of the operations that `passes` runs, as `view`. They run on a survey of the
-  // device (kernels/workspace_survey.h), which computes nothing; meanwhile the planned tensors have addresses
-  // that nothing may read. `passes` must bind what keeps copies of planned tensors, and is not to allocate.
+  // Plans the temporary memory of the operations that `passes` runs, as `view`: call it after every add()
+  // that they need and before allocate(). They run on a survey of the device (kernels/workspace_survey.h),
+  // which computes nothing; meanwhile the planned tensors have addresses that nothing may read. `passes` must
+  // bind what keeps copies of planned tensors, here and again after allocate(), and must not allocate.
   void add_workspace(const Device& device, const std::function<void(Device&)>& passes, Tensor& view);
 
   std::size_t bytes(MemoryCategory category) const;

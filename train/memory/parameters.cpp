@@ -1,7 +1,9 @@
 #include "train/memory/parameters.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels/bf16_bits.h"
 #include "kernels/philox.h"

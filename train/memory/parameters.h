@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "train/config/config.h"
+#include "kernels/device.h"
 #include "train/memory/memory.h"
 
 namespace goat {
@@ -56,8 +56,7 @@ class ParameterSet {
  public:
   // `dtype`, f32 or bf16, is that of activations, and so of matrices and biases.
   explicit ParameterSet(DType dtype = DType::f32) : dtype_(dtype) {}
-  ParameterSet(ParameterSet&&) = default;  // parameters keep their addresses
-  ParameterSet(const ParameterSet&) = delete;
+  ParameterSet(const ParameterSet&) = delete;  // plans and layers refer to its tensors
 
   // Declares a parameter that is stored whole under its own name.
   Parameter& declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,

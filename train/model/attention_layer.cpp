@@ -49,8 +49,7 @@ void AttentionLayer::forward(Device& device, const BlockMemory& shared, const At
   // qkv: the rows of this pass. seen: these rows and all rows before them.
   const Tensor qkv = all.slice(1, before, length), seen = all.slice(1, 0, before + length);
   qkv_.forward(device, qkv, x);
-  const AttentionInputs inputs{.x = x,
-                               .q = qkv.select(2, 0),
+  const AttentionInputs inputs{.q = qkv.select(2, 0),
                                .k = qkv.select(2, 1),
                                .first_position = before,
                                .scale = scale_,

@@ -21,9 +21,6 @@ struct AttentionActivations {
 
 float content_scale(const Config& config);  // of the content logits: 1/sqrt(d_c), or 1 without scaling
 
-// The positional parts of a model, shared by its layers.
-using PositionalParts = std::vector<std::unique_ptr<PositionalPart>>;
-
 class AttentionLayer {
  public:
   // cached_qkv: the layer's tensor of a KvCache, or nullptr.
@@ -31,9 +28,10 @@ class AttentionLayer {
                  const std::string& prefix, const Tensor* cached_qkv);
   void plan(const PassPlan& plan);
 
+  // out = o(attention(qkv(x))); x and out are [N, C].
   void forward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
                const Tensor& out, const Tensor& x);
-  // Sets dx = dL/dx from dout = dL/dout and adds to the parameters' gradients.
+  // Sets dx = dL/dx from dout = dL/dout and adds to the parameters' gradients. Not with a KV cache.
   void backward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,
                 const Tensor& dx, const Tensor& dout, const Tensor& x);
 

@@ -3,12 +3,13 @@
 namespace goat {
 
 void BlockMemory::plan(const PassPlan& plan) {
-  const auto& [config, shape, training, dtype, memory] = plan;
+  const Config& config = plan.config;
+  const BatchShape& shape = plan.shape;
   const std::int64_t tokens = shape.tokens(), width = config.model.width, heads = config.model.heads,
                      head_dim = config.head_dim();
   plan.activation("branch", {tokens, width}, branch);
   if (config.model.recompute == "gelu") plan.activation("hidden", {tokens, config.ff_width()}, hidden);
-  if (!training) return;
+  if (!plan.training) return;
   plan.workspace("dresidual", {tokens, width}, dresidual);
   plan.workspace("dnorm", {tokens, width}, dnorm);
   plan.workspace("dattention", {shape.sequences, shape.length, heads, head_dim}, dattention);

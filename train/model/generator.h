@@ -15,12 +15,13 @@ class Generator {
  public:
   // `prompt` must hold at least one token. Position tables and memory cover prompt.size() + new_tokens
   // positions, which may exceed the training length. With the cache, the prompt takes one pass and every
-  // later token takes one pass over that token alone. Without the cache, every token needs a pass over
-  // the whole sequence.
+  // later token takes one pass over that token alone. Without the cache, every token needs a pass over the
+  // whole sequence. Throws std::runtime_error if the device lacks the memory.
   Generator(const Config& config, const ParameterSet& parameters, Device& device,
             std::vector<std::int32_t> prompt, std::int64_t new_tokens, bool use_cache);
 
-  // Logits [V] of the next token. Valid until the next call.
+  // Logits [V] of the next token. Valid until the next call. With the cache, one append() must stand between
+  // two calls; throws std::logic_error otherwise.
   std::span<const float> next_logits();
   void append(std::int32_t token) { tokens_.push_back(token); }
   // Goes back to the prompt, to start another continuation. The prompt is not computed again.

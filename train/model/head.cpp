@@ -34,7 +34,8 @@ void Head::load(Device& device, std::span<const std::int32_t> targets) const {
   device.upload(targets_.data, targets.data(), targets_.bytes());
 }
 
-void Head::losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const {
+void Head::compute_losses(Device& device, const Tensor& normed, float token_weight,
+                          const Tensor& dnormed) const {
   const std::int64_t tokens = normed.shape[0];
   for (std::int64_t first = 0; first < tokens; first += logits_.shape[0]) {
     const std::int64_t rows = std::min(logits_.shape[0], tokens - first);

@@ -17,7 +17,7 @@ class Head {
   // Computes the loss of each token from the final norm's output `normed` [N, C]. If dnormed [N, C] is
   // present, also writes the gradient of token_weight * (sum of losses) there and adds to the weight's
   // gradient. Works in chunks of rows, so that memory never holds the logits of all tokens.
-  void losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const;
+  void compute_losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const;
   // Logits f32 [1, V] of the token that follows row `row` of normed. Valid until the next call.
   Tensor next_logits(Device& device, const Tensor& normed, std::int64_t row) const;
 

@@ -10,7 +10,9 @@
 
 namespace goat {
 
-// y = x W^T + b over the declared parameters "NAME.weight" and "NAME.bias". The bias may be absent.
+// out = x W^T + b over the declared parameters "NAME.weight" [.., I], of O rows in all, and "NAME.bias", of O
+// elements, which may be absent. x and out have N rows of I and of O elements, in any number of dimensions;
+// so have their gradients dx and dout.
 class LinearLayer {
  public:
   LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
@@ -30,7 +32,8 @@ class NormLayer {
  public:
   NormLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
   void plan(const PassPlan& plan);
-  // out = norm(sum). If there is a residual, sum = x + residual is written first.
+  // out = norm(x + residual), all [N, C]; sum receives x + residual. Without a residual out = norm(x), and
+  // sum is not written.
   void forward(Device& device, const Tensor& out, const Tensor& sum, const Tensor& x,
                const Tensor& residual) const;
   // Adds the gradient of sum to dsum, and to the parameters' gradients.

@@ -1,7 +1,7 @@
 // MlpLayer: down(gelu(up x)), or down(silu(gate x) * up x).
 #pragma once
 
-#include <optional>
+#include <string>
 
 #include "train/model/block_memory.h"
 #include "train/model/layers.h"
@@ -19,7 +19,7 @@ class MlpLayer {
  public:
   MlpLayer(const Config& config, const ParameterSet& parameters, const std::string& prefix);
 
-  // Computes all but the last product.
+  // x, out and their gradients are [N, C]. Computes all but the last product.
   void forward_hidden(Device& device, const BlockMemory& shared, const MlpActivations& saved,
                       const Tensor& x) const;
   // out = down(hidden), after forward_hidden.

@@ -66,12 +66,12 @@ Tensor Model::next_logits(Device& device, std::int64_t row) {
 
 void Model::forward(Device& device) {
   const Tensor& stream = stem_.forward(device, trunk_.first_position());
-  head_.losses(device, trunk_.forward(device, stream), 1.0f, {});
+  head_.compute_losses(device, trunk_.forward(device, stream), 1.0f, {});
 }
 
 void Model::forward_backward(Device& device, float token_weight) {
   const Tensor& stream = stem_.forward(device, trunk_.first_position());
-  head_.losses(device, trunk_.forward(device, stream), token_weight, trunk_.output_gradient());
+  head_.compute_losses(device, trunk_.forward(device, stream), token_weight, trunk_.output_gradient());
   stem_.backward(device, trunk_.backward(device));
 }
 

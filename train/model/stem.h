@@ -3,7 +3,9 @@
 
 #include <span>
 
-#include "train/model/attention_layer.h"
+#include "train/memory/parameters.h"
+#include "train/memory/pass_plan.h"
+#include "train/positions/positional_part.h"
 
 namespace goat {
 
@@ -13,7 +15,8 @@ class Stem {
   Stem(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts);
 
   void load(Device& device, std::span<const std::int32_t> tokens) const;  // [B, T]
-  // Returns the stream [N, C]: the tokens' rows of the embedding, plus what the positional parts add.
+  // Returns the stream [N, C]: the tokens' rows of the embedding, plus what the positional parts add. Row 0
+  // of a sequence is at `first_position`.
   const Tensor& forward(Device& device, std::int64_t first_position) const;
   // Adds to the parameters' gradients from that of the stream.
   void backward(Device& device, const Tensor& dstream) const;

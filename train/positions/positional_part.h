@@ -17,7 +17,6 @@ namespace goat {
 
 // What one layer's attention shows to its parts in a pass.
 struct AttentionInputs {
-  Tensor x;                         // [N, C], from which q, k and v were projected
   Tensor q, k;                      // strided [B, T, H, d_h]; parts may change them
   std::int64_t first_position = 0;  // position of row 0; above 0 only with a KV cache
   float scale = 0;                  // of the content logits
@@ -53,6 +52,9 @@ class PositionalPart {
   virtual std::unique_ptr<PositionalLayer> layer(const ParameterSet& parameters,
                                                  const std::string& prefix) const = 0;
 };
+
+// The positional parts of a model, shared by its layers.
+using PositionalParts = std::vector<std::unique_ptr<PositionalPart>>;
 
 // A part that model.attention can name.
 struct PositionalKind {

@@ -57,8 +57,7 @@ void TrainingPlan::update(Device& device) const {
 
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
                  const RunState& state)
-    : config_(config),
-      device_(device),
+    : device_(device),
       training_(training),
       validation_(validation),
       plan_(config, device),
@@ -93,12 +92,12 @@ std::string smaller_micro_batch(Config config, const Device& device, std::size_t
 void Trainer::require_memory() const {
   const std::size_t available = device_.available_memory();
   if (plan_.memory.total_bytes() > available)
-    plan_.memory.require_fits(device_, smaller_micro_batch(config_, device_, available));
+    plan_.memory.require_fits(device_, smaller_micro_batch(config(), device_, available));
 }
 
 void Trainer::allocate() {
   plan_.memory.allocate(device_);
-  inputs_.resize(static_cast<std::size_t>(config_.train.batch * config_.data.seq_len));
+  inputs_.resize(static_cast<std::size_t>(config().train.batch * config().data.seq_len));
   targets_.resize(inputs_.size());
   plan_.parameters.bind();
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
@@ -106,7 +105,7 @@ void Trainer::allocate() {
 }
 
 void Trainer::initialize() {
-  plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config_.train.seed));
+  plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config().train.seed));
 }
 
 void Trainer::restore(const std::filesystem::path& checkpoint) {
@@ -120,7 +119,7 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
 
 StepResult Trainer::step() {
   const auto start = std::chrono::steady_clock::now();
-  const std::int64_t first = state_.sequences, batch = config_.train.batch;
+  const std::int64_t first = state_.sequences, batch = config().train.batch;
   read_step(first);
   const auto counted = std::ranges::count_if(targets_, [](std::int32_t target) { return target >= 0; });
   if (counted == 0)
@@ -131,7 +130,7 @@ StepResult Trainer::step() {
 
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   StepState* const scalars = plan_.scalars();
-  const float controls[] = {static_cast<float>(learning_rate(config_.train, state_.step, steps_)),
+  const float controls[] = {static_cast<float>(learning_rate(config().train, state_.step, steps_)),
                             spikes_.loss_limit(), spikes_.grad_norm_limit()};
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
@@ -176,9 +175,9 @@ void Trainer::advance(const StepResult& result) {
 }
 
 std::optional<double> Trainer::validate() {
-  if (!validation_ || config_.eval.tokens == 0) return std::nullopt;
-  const std::int64_t length = config_.data.seq_len;
-  const std::int64_t wanted = std::max<std::int64_t>(config_.eval.tokens / length, 1);
+  if (!validation_ || config().eval.tokens == 0) return std::nullopt;
+  const std::int64_t length = config().data.seq_len;
+  const std::int64_t wanted = std::max<std::int64_t>(config().eval.tokens / length, 1);
   const auto there = std::min(validation_->sequences(), static_cast<std::uint64_t>(wanted));
   const Cut cut{.length = length, .sequences = static_cast<std::int64_t>(there)};
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
@@ -188,7 +187,7 @@ std::optional<double> Trainer::validate() {
 
 // Reads the sequences of the step whose first sequence is `first`.
 void Trainer::read_step(std::int64_t first) {
-  const auto length = static_cast<std::size_t>(config_.data.seq_len);
+  const auto length = static_cast<std::size_t>(config().data.seq_len);
   const std::span inputs(inputs_), targets(targets_);
   for (std::size_t b = 0; b < inputs.size() / length; ++b)
     training_.read(static_cast<std::uint64_t>(first) + b, inputs.subspan(b * length, length),

@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/token_source.h"
 #include "train/config/config.h"
+#include "train/memory/memory.h"
+#include "train/memory/parameters.h"
 #include "train/model/model.h"
 #include "train/run/checkpoint.h"
 #include "train/training/divergence_watch.h"
@@ -86,7 +89,8 @@ class Trainer {
   void read_step(std::int64_t first);
   void advance(const StepResult& result);
 
-  const Config config_;
+  const Config& config() const { return plan_.config; }
+
   Device& device_;
   TokenSource& training_;
   TokenSource* validation_;
