@@ -156,11 +156,11 @@ class Build:
         for source in (REPOSITORY / file for file in files if file.endswith(".cpp")):
             if all(known != source for _, known, *_ in self.commands):
                 beside = (
-                    (target, words)
+                    words
                     for target, known, _, words in self.commands
                     if known.parent == source.parent and target in targets
                 )
-                yield source, None, next(beside)[1]
+                yield source, None, next(beside)
 
     def make(self, name, files, folder, targets, what):
         """The executable `name`, written to `folder`, with `files` as they stand there. `what` names the
