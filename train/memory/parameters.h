@@ -75,7 +75,7 @@ class ParameterSet {
   void initialize(Device& device, std::uint64_t seed);
 
   DType dtype() const { return dtype_; }
-  const Parameter& at(const std::string& name) const;
+  const Parameter& at(const std::string& name) const;    // throws std::logic_error if there is none
   const Parameter* find(const std::string& name) const;  // nullptr if there is none of that name
   const std::deque<StoredTensor>& stored() const { return stored_; }
 

@@ -18,7 +18,8 @@ class Head {
   // present, also writes the gradient of token_weight * (sum of losses) there and adds to the weight's
   // gradient. Works in chunks of rows, so that memory never holds the logits of all tokens.
   void compute_losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const;
-  // Logits f32 [1, V] of the token that follows row `row` of normed. Valid until the next call.
+  // Logits [1, V] of the token that follows `row` of normed, in the activations' dtype. Valid until the next
+  // call.
   Tensor next_logits(Device& device, const Tensor& normed, std::int64_t row) const;
 
   const Tensor& losses() const { return losses_; }  // f32 [N]

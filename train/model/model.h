@@ -29,8 +29,8 @@ class Model {
             std::span<const std::int32_t> targets) const;
   void load(Device& device, std::span<const std::int32_t> inputs) const;  // enough for next_logits
 
-  // Runs a pass and returns the logits f32 [1, V] of the token that follows the loaded input `row`,
-  // 0 <= row < N.
+  // Runs a pass and returns the logits [1, V] of the token that follows the loaded input `row`, 0 <= row < N,
+  // in the activations' dtype.
   Tensor next_logits(Device& device, std::int64_t row);
   // Computes the loss of each loaded token: losses(), f32 [N].
   void forward(Device& device);
