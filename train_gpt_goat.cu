@@ -81,6 +81,7 @@ bool nothing_to_do(const Config& config, const RunFolder& run) {
       "%s\n",
       run.path().c_str(), static_cast<long long>(done), static_cast<long long>(wanted),
       config.train.steps ? "train.steps" : "train.tokens");
+  finish_standard_output();  // this line is all that the command does
   return true;
 }
 

@@ -192,6 +192,24 @@ def test_a_run_that_was_half_moved_aside_goes_back(run_binary, run, finished):
     assert everything_in(run) == everything_in(finished)
 
 
+def test_an_overwrite_does_not_replace_a_link_and_a_resume_writes_through_it(run_binary, run, tmp_path):
+    elsewhere = tmp_path / "large disk"
+    (run / "checkpoints").rename(elsewhere)
+    (run / "checkpoints").symlink_to(elsewhere)
+    before = everything_in(run) | everything_in(elsewhere)
+    error = run_binary(*on(SMALL, "--out", run, "--overwrite"), code=2).stderr
+    assert "checkpoints is a link to" in error and str(elsewhere) in error and "--out" in error
+    assert everything_in(run) | everything_in(elsewhere) == before
+    run_binary("--resume", "--out", run, "--set", "train.steps=8")
+    assert (run / "checkpoints").is_symlink() and (elsewhere / "step_00000008").is_dir()
+
+
+def test_a_resume_with_nothing_to_do_that_nobody_can_read_fails(binary, run):
+    with open("/dev/full", "wb") as full:
+        resumed = subprocess.run([binary, "--resume", "--out", run], stdout=full, stderr=subprocess.PIPE)
+    assert resumed.returncode == 1 and b"No space left on device" in resumed.stderr
+
+
 def test_a_run_moved_aside_by_an_overwrite_that_had_nothing_yet_goes_back(run_binary, run, finished):
     (run / ".replaced").mkdir()
     for path in list(run.iterdir()):

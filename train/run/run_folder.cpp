@@ -115,6 +115,15 @@ void move_entries(const fs::path& from, const fs::path& to) {
     if (is_there(from / name)) fs::rename(from / name, to / name);
 }
 
+// An overwrite would move a link aside, with the old run, and put a plain folder in its place.
+void refuse_links(const fs::path& path) {
+  for (const char* name : run_entries)
+    if (fs::is_symlink(path / name))
+      throw ConfigError("--overwrite: " + (path / name).string() + " is a link to " +
+                        fs::read_symlink(path / name).string() +
+                        ", and the new run would not write there. Remove the link, or give another --out");
+}
+
 void remove_entries(const fs::path& path) {
   for (const char* name : run_entries) fs::remove_all(path / name);
 }
@@ -150,6 +159,7 @@ RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
     refuse_what_is_there(path, existing);  // again, because it may have changed before it was locked
     fresh_ = content_of(path) == Content::nothing;
     overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
+    if (overwrite_) refuse_links(path);
     if (existing == ExistingRun::resume) {
       // A run that has already ended saves nothing more, so that leftovers must be removed here.
       remove_leftovers(path);
