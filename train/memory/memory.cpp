@@ -1,6 +1,7 @@
 #include "train/memory/memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <new>
@@ -39,7 +40,7 @@ void MemoryPlan::add_workspace(const Device& device, const std::function<void(De
                                Tensor& view) {
   std::array<char*, memory_categories.size()> nowhere{};
   std::uintptr_t base = alignment;
-  for (std::size_t i = 0; i < nowhere.size(); base += bytes_[i++]) nowhere[i] = reinterpret_cast<char*>(base);
+  for (std::size_t i = 0; i < nowhere.size(); base += bytes_[i++]) nowhere[i] = std::bit_cast<char*>(base);
   place(nowhere);
   WorkspaceSurvey survey(device);
   passes(survey);

@@ -1,7 +1,6 @@
 #include "train/model/attention_layer.h"
 
 #include <cmath>
-#include <ranges>
 
 namespace goat {
 
@@ -89,8 +88,8 @@ void AttentionLayer::backward(Device& device, const BlockMemory& shared, const A
                               .deterministic = deterministic_};
   for (const auto& position : positions_) position->request_gradients(attention);
   device.run(attention);
-  for (const auto& position : std::views::reverse(positions_))
-    position->backward(device, attention.dq, attention.dk);
+  for (auto position = positions_.rbegin(); position != positions_.rend(); ++position)
+    (*position)->backward(device, attention.dq, attention.dk);
   qkv_.backward_weight(device, shared.dqkv, x);
   qkv_.backward_input(device, dx, shared.dqkv);
 }

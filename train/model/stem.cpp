@@ -1,7 +1,5 @@
 #include "train/model/stem.h"
 
-#include <ranges>
-
 namespace goat {
 
 Stem::Stem(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts)
@@ -21,7 +19,7 @@ const Tensor& Stem::forward(Device& device, std::int64_t first_position) const {
 }
 
 void Stem::backward(Device& device, const Tensor& dstream) const {
-  for (const auto& part : std::views::reverse(parts_)) part->stream_backward(device, dstream);
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) (*part)->stream_backward(device, dstream);
   device.run(EmbeddingBackward{.dtable = embedding_->grad, .dout = dstream, .tokens = tokens_});
 }
 

@@ -1,7 +1,5 @@
 #include "train/model/trunk.h"
 
-#include <ranges>
-
 #include "train/model/model_parameters.h"
 
 namespace goat {
@@ -55,7 +53,7 @@ const Tensor& Trunk::forward(Device& device, const Tensor& stream) {
 const Tensor& Trunk::backward(Device& device) {
   device.set_zero(shared_.dresidual.data, shared_.dresidual.bytes());
   final_norm_.backward(device, shared_.dresidual, shared_.dnorm, final_stream_);
-  for (Block& block : std::views::reverse(blocks_)) block.backward(device, shared_);
+  for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) block->backward(device, shared_);
   return shared_.dresidual;
 }
 
