@@ -45,10 +45,10 @@ def rng():
 
 @pytest.fixture
 def run_command():
-    """run_command(argv, timeout=60, code=0): runs a command; fails the test, showing the output, unless it
+    """run_command(argv, timeout=300, code=0): runs a command; fails the test, showing the output, unless it
     exits with `code`."""
 
-    def run(argv, timeout=60, code=0):
+    def run(argv, timeout=300, code=0):
         argv = [str(word) for word in argv]
         process = subprocess.Popen(
             argv,
@@ -75,5 +75,5 @@ def run_command():
 
 @pytest.fixture
 def run_binary(binary, run_command):
-    """run_binary(*arguments, timeout=60, code=0): the same for the program itself."""
+    """run_binary(*arguments, timeout=300, code=0): the same for the program itself."""
     return lambda *arguments, **options: run_command([binary, *arguments], **options)

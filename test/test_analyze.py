@@ -45,7 +45,7 @@ def analyzed(request, binary, tmp_path_factory):
 
     def run_binary(*arguments):
         return subprocess.run(
-            [binary, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=60
+            [binary, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=300
         ).stdout
 
     run = train(run_binary, tmp_path_factory.mktemp("analyze") / "run", **VARIANTS[request.param])
@@ -256,7 +256,7 @@ def test_missing_validation_data_leaves_out_the_signal_and_says_so(run_binary, t
 def test_a_long_analysis_holds_only_the_start_of_the_log_prior(run_binary, tmp_path):
     one_head = {"model.layers": 1, "model.heads": 1, "model.width": 8}
     run = train(run_binary, tmp_path / "run", **one_head)
-    said = run_binary("analyze", "--checkpoint", run, "--length", 4100, timeout=120).stdout
+    said = run_binary("analyze", "--checkpoint", run, "--length", 4100, timeout=300).stdout
     assert "first 4096 positions" in said
     log_prior = np.load(run / "analysis" / "log_prior.npy", mmap_mode="r")
     sink, kappa = (np.load(run / "analysis" / f"{name}.npy")[0, 0] for name in ("sink", "kappa"))

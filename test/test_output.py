@@ -18,7 +18,7 @@ PRINTING = ["--help", "--list-configs", "--print-config", "--dry-run", "eval", "
 @pytest.fixture(scope="module")
 def run(binary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("output") / "run"
-    subprocess.run([binary, *map(str, tiny_run(folder))], check=True, capture_output=True, timeout=60)
+    subprocess.run([binary, *map(str, tiny_run(folder))], check=True, capture_output=True, timeout=300)
     return folder
 
 
@@ -35,7 +35,7 @@ def call(binary, words, stdout, shell_redirection="", **options):
     argv = [str(word) for word in (binary, *words)]
     if shell_redirection:
         argv = ["sh", "-c", f'exec "$@" {shell_redirection}', "sh", *argv]
-    result = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+    result = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, **options)
     return result.returncode, result.stderr
 
 
@@ -64,7 +64,7 @@ def test_training_needs_nobody_who_reads(binary, run_binary, tmp_path, redirecti
     piped = '{ "$@"; echo $? > code; } | true; exit $(cat code)'
     script = piped if "|" in redirection else f'"$@" {redirection}'
     result = subprocess.run(
-        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=300, cwd=tmp_path
     )
     assert result.returncode == 0, result.stderr
     assert len(metrics_of(tmp_path / "run")) == 12
@@ -113,7 +113,7 @@ def test_results_go_through_pipes_devices_and_links_and_never_replace_them(binar
         )
         reader.start()
         evaluate(option, tmp_path / "fifo")
-        reader.join(timeout=30)
+        reader.join(timeout=300)
         assert received[0].startswith(b"{" if option == "--json" else b"\x93NUMPY")
         assert (tmp_path / "fifo").is_fifo()
 

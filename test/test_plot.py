@@ -152,7 +152,7 @@ def test_whole_checkpoints_with_unreadable_contents_exit_with_3(tmp_path, fails,
 
 def plot_errors(run):
     result = subprocess.run(
-        [sys.executable, SCRIPT, "prior", run], capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPT, "prior", run], capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 3 and "Traceback" not in result.stderr
     return result.stderr.splitlines()

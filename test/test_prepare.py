@@ -77,7 +77,7 @@ def test_named_pipes_are_read(tmp_path, name, compress):
     os.mkfifo(tmp_path / name)
     writer = subprocess.Popen(["sh", "-c", f"printf text | {compress} > '{tmp_path}/{name}'"])
     make_set(tmp_path / "o", tmp_path / name)
-    assert writer.wait(timeout=10) == 0
+    assert writer.wait(timeout=300) == 0
     assert bytes(stream(tmp_path / "o")[0].astype(np.uint8)) == b"text"
 
 

@@ -22,7 +22,7 @@ def dry_run(command, binary, cwd, code=0):
     """Runs the printed command, through a shell, with --dry-run; it names the program by its place."""
     assert command.startswith(f"{REPOSITORY}/train_gpt_goat ")
     command = shlex.quote(str(binary)) + command.removeprefix(f"{REPOSITORY}/train_gpt_goat") + " --dry-run"
-    result = subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True, timeout=300)
     assert result.returncode == code, command + "\n" + result.stdout + result.stderr
     return result.stdout + result.stderr
 
@@ -126,7 +126,7 @@ def test_splits_too_small_for_a_sequence_are_said_and_left_out(tmp_path, binary,
         "model.vocab=263",
     ]
     block = ["--set", f"data.block={'bos' if extra else 'window'}", "--set", "data.bos=262", "--dry-run"]
-    assert subprocess.run([*words, *block], cwd=tmp_path, capture_output=True, timeout=60).returncode == 3
+    assert subprocess.run([*words, *block], cwd=tmp_path, capture_output=True, timeout=300).returncode == 3
 
 
 def test_without_validation_the_command_does_without(tmp_path, binary):

@@ -65,7 +65,7 @@ def run_experiment(run_binary, folder, settings):
     """Trains on the CPU in fp32; returns the run's resolved config, its metrics (one a step) and the weights
     of its only checkpoint."""
     flags = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    run_binary("--config", "copy_mixture", "--device", "cpu", "--out", folder, *flags, timeout=120)
+    run_binary("--config", "copy_mixture", "--device", "cpu", "--out", folder, *flags, timeout=300)
     config = tomllib.loads((folder / "config.toml").read_text())
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     newest = max((folder / "checkpoints").glob("step_*/model.safetensors"))

@@ -75,7 +75,7 @@ def as_ordinary_user(binary):
     yield (
         folder,
         lambda *words: subprocess.run(
-            [program, *words], capture_output=True, text=True, timeout=60, cwd=folder, **user
+            [program, *words], capture_output=True, text=True, timeout=300, cwd=folder, **user
         ),
     )
     shutil.rmtree(folder)
@@ -124,7 +124,7 @@ def test_a_shard_that_changes_during_training_ends_the_run_with_the_last_checkpo
     while process.poll() is None and not list(run.glob("checkpoints/step_*")):
         time.sleep(0.005)
     os.truncate(tmp_path / "train_0.bin", 1500)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 3 and "train_0.bin" in stderr
     assert len(metrics_of(run)) == int(
         max(run.glob("checkpoints/step_*")).name[5:]
@@ -148,7 +148,7 @@ def trained(binary, tmp_path_factory):
         [binary, "--config", "copy_mixture", "--out", run, *flags(TINY)],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     return run
 

@@ -30,7 +30,7 @@ def trained(binary, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run_reader") / "run"
     words = [binary, "--config", "copy_mixture", "--out", folder, *flags(TINY)]
-    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=60)
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
     return folder
 
 

@@ -123,7 +123,7 @@ def settings_of(shards, settings):
 
 def start(binary, folder, words):
     command = [str(word) for word in [binary, *words, "--out", folder]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def what_shows(result, folder):

@@ -23,7 +23,7 @@ def test_version_says_whether_the_simulated_gpu_is_there(binary, run_binary, tmp
         [binary, "--config", "copy_mixture", "--device", "simt", "--dry-run"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert opened.returncode == (0 if built else 2)
     if not built:
