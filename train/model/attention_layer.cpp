@@ -1,6 +1,7 @@
 #include "train/model/attention_layer.h"
 
 #include <cmath>
+#include <stdexcept>
 
 namespace goat {
 
@@ -36,9 +37,13 @@ void AttentionLayer::plan(const PassPlan& plan) {
 }
 
 Tensor AttentionLayer::slope() const {
-  for (const auto& position : positions_)
-    if (const Tensor slope = position->slope()) return slope;
-  return {};
+  Tensor chosen;
+  for (const auto& position : positions_) {
+    const Tensor slope = position->slope();
+    if (slope && chosen) throw std::logic_error(prefix_ + ": two positional parts give attention a slope");
+    if (slope) chosen = slope;
+  }
+  return chosen;
 }
 
 void AttentionLayer::forward(Device& device, const BlockMemory& shared, const AttentionActivations& saved,

@@ -36,7 +36,8 @@ class AttentionLayer {
                 const Tensor& dx, const Tensor& dout, const Tensor& x);
 
  private:
-  Tensor slope() const;  // of the part that has one; absent if none has
+  // Of the part that has one; absent if none has. Throws std::logic_error if two have.
+  Tensor slope() const;
 
   std::string prefix_;
   std::int64_t content_dim_;
