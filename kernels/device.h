@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/operations.h"
 
@@ -18,6 +20,19 @@ struct DeviceInfo {
 struct WorkspaceMemory {
   void* data = nullptr;  // 256-byte aligned
   std::size_t bytes = 0;
+};
+
+// A point in the work of a device: Device::record. The base class is the event of a device that completes
+// everything at once.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+};
+
+// Work that was recorded by Device::capture.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
 };
 
 // Operations and copies are enqueued on the device's stream and complete in order. synchronize() waits for
@@ -39,6 +54,31 @@ class Device {
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // complete on return
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // device to device, not overlapping
   virtual void synchronize() = 0;
+
+  // Memory of the host that the device reads and writes by itself while the host goes on: page-locked where
+  // the device is a GPU. 256-byte aligned; its contents are undefined. release_host accepts nullptr and what
+  // allocate_host returned, once no copy uses it any more.
+  virtual void* allocate_host(std::size_t bytes);
+  virtual void release_host(void* memory) noexcept;
+  // Enqueue a copy from or to memory of allocate_host and return at once. The host must not touch that memory
+  // until an event that was recorded afterwards is complete.
+  virtual void enqueue_upload(void* device, const void* host, std::size_t bytes);
+  virtual void enqueue_download(void* host, const void* device, std::size_t bytes);
+
+  // record() marks the end of what has been enqueued so far. wait() returns when everything before the
+  // event's latest record() is complete, and at once if there was none. wait() may be called from any thread.
+  virtual std::unique_ptr<DeviceEvent> make_event() { return std::make_unique<DeviceEvent>(); }
+  virtual void record(DeviceEvent&) {}
+  virtual void wait(DeviceEvent&) {}
+
+  // Records what `work` enqueues, without running it. `work` may run operations, copy() and set_zero(); what
+  // needs the host (upload, download, synchronize, allocate, record) throws std::logic_error. The recorded
+  // work keeps the operands of its operations; the memory that they point to must stay allocated.
+  // replay() enqueues the work again, as often as it is called. Both throw std::logic_error unless
+  // can_capture().
+  virtual bool can_capture() const { return false; }
+  virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
+  virtual void replay(DeviceGraph& graph);
 
   // From now on operations take their temporary memory from `memory`, which must stay allocated until they
   // are complete. An operation that needs more throws std::logic_error and changes nothing. Without data the
@@ -109,6 +149,20 @@ class DeviceBuffer {
   Device* device_ = nullptr;
   void* memory_ = nullptr;
   std::size_t bytes_ = 0;
+};
+
+// Memory of Device::allocate_host that is released when its owner is destroyed.
+class HostBuffer {
+ public:
+  HostBuffer(Device& device, std::size_t bytes) : device_(device), memory_(device.allocate_host(bytes)) {}
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+  ~HostBuffer() { device_.release_host(memory_); }
+  void* data() const { return memory_; }
+
+ private:
+  Device& device_;
+  void* memory_;
 };
 
 }  // namespace goat

@@ -16,8 +16,8 @@
 //   must be contiguous.
 // * N, B, T and T_q may be 0. A sum of no terms is 0, and an output marked "+=" is then left unchanged.
 // * Indices (tokens, targets) must lie within their range. The data readers check this when they load them.
-// The cpu device throws std::out_of_range for an index outside its range. A GPU cannot check: it
-//   would read or write other memory.
+//   The cpu device throws std::out_of_range for an index outside its range. A GPU cannot check: it would read
+//   or write other memory.
 // * No operation returns a value to the host: results stay in device memory. Every operation is deterministic
 //   unless its `deterministic` field is false.
 #pragma once
