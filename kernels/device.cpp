@@ -19,6 +19,11 @@ void Device::enqueue_download(void* host, const void* device, std::size_t bytes)
   download(host, device, bytes);
 }
 
+void Device::record(DeviceEvent& event) { event.time_ = std::chrono::steady_clock::now(); }
+double Device::seconds_between(const DeviceEvent& first, const DeviceEvent& last) const {
+  return std::chrono::duration<double>(last.time_ - first.time_).count();
+}
+
 std::unique_ptr<DeviceGraph> Device::capture(const std::function<void()>&) {
   throw std::logic_error("device " + info().name + " cannot record its work");
 }

@@ -1,6 +1,7 @@
 // Device: the interface between the trainer and the hardware.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -23,10 +24,14 @@ struct WorkspaceMemory {
 };
 
 // A point in the work of a device: Device::record. The base class is the event of a device that completes
-// everything at once.
+// everything at once; it only knows the time.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
+
+ private:
+  friend class Device;
+  std::chrono::steady_clock::time_point time_{};
 };
 
 // Work that was recorded by Device::capture.
@@ -68,8 +73,10 @@ class Device {
   // record() marks the end of what has been enqueued so far. wait() returns when everything before the
   // event's latest record() is complete, and at once if there was none. wait() may be called from any thread.
   virtual std::unique_ptr<DeviceEvent> make_event() { return std::make_unique<DeviceEvent>(); }
-  virtual void record(DeviceEvent&) {}
+  // seconds_between() is the time on the device between two records, after both are complete.
+  virtual void record(DeviceEvent& event);
   virtual void wait(DeviceEvent&) {}
+  virtual double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const;
 
   // Records what `work` enqueues, without running it. `work` may run operations, copy() and set_zero(); what
   // needs the host (upload, download, synchronize, allocate, record) throws std::logic_error. The recorded
