@@ -71,7 +71,7 @@ class Device {
   virtual void enqueue_download(void* host, const void* device, std::size_t bytes);
 
   // record() marks the end of what has been enqueued so far. wait() returns when everything before the
-  // event's latest record() is complete, and at once if there was none. wait() may be called from any thread.
+  // event's latest record() is complete, and at once if there was none.
   virtual std::unique_ptr<DeviceEvent> make_event() { return std::make_unique<DeviceEvent>(); }
   // seconds_between() is the time on the device between two records, after both are complete.
   virtual void record(DeviceEvent& event);
