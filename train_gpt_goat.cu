@@ -11,6 +11,7 @@
 #include "train/commands/dry_run.h"
 #include "train/config/config.h"
 #include "train/files/standard_output.h"
+#include "train/model/model_parameters.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
 #include "train/training/sources.h"
@@ -59,13 +60,16 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
 // What the device makes of the keys about arithmetic.
 void check_arithmetic(const Config& config, const Device& device) {
   const bool cpu = device.info().name == "cpu";
-  if (config.model.precision == "bf16")
-    throw ConfigError(
-        cpu ? "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\""
-            : "model.precision = \"bf16\": models train in fp32 so far, on every device; use \"fp32\" "
-              "or \"auto\"");
+  if (config.train.cuda_graph == "on" && !device.can_capture())
+    throw ConfigError("train.cuda_graph = \"on\": the " + device.info().name +
+                      " device cannot record its work; use \"auto\" or \"off\"");
+  const bool f32 = model_dtype(config, device) == DType::f32;
+  if (f32 && config.train.rounding != "nearest")
+    print_note("train.rounding has no effect in fp32, where no weight is rounded");
   if (cpu && config.model.tf32 != "none")
     print_note("model.tf32 has no effect on the cpu device, which has no TF32");
+  if (!f32 && config.model.tf32 != "none")
+    print_note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
   if (cpu && !config.train.deterministic)
     print_note("train.deterministic = false has no effect on the cpu device, which always is");
 }

@@ -378,8 +378,10 @@ struct AdamW {
   float eps = 1e-8f;
   float weight_decay = 0;
   Rounding rounding = Rounding::nearest;
-  // stochastic rounding: the random number of element i at update t depends only on (seed, t, i)
+  // stochastic rounding: the random number of element i at update t depends only on (seed, t,
+  // first_element + i), so that parts of an array are rounded as the whole is
   std::uint64_t seed = 0;
+  std::int64_t first_element = 0;  // a multiple of 4
 };
 
 // --------------------------------------------------------------------------------------------------- copies

@@ -34,6 +34,19 @@ inline PhiloxBlock philox(std::uint64_t seed, RandomStream stream, std::uint64_t
                     {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
 }
 
+// The random bits of AdamW's stochastic rounding: element i of the model at update t takes word i % 4 of
+// block i / 4.
+inline PhiloxBlock rounding_bits(std::uint64_t seed, std::int64_t block, std::int64_t update) {
+  const auto halves = [](std::int64_t value) {
+    const auto bits = static_cast<std::uint64_t>(value);
+    return std::array{static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)};
+  };
+  const auto [block_low, block_high] = halves(block);
+  const auto [update_low, update_high] = halves(update);
+  return philox4x32({block_low, block_high, update_low, update_high},
+                    {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+}
+
 // Uniform in [0, 1) with 32 bits.
 inline double uniform(std::uint32_t bits) { return bits * 0x1p-32; }
 

@@ -13,6 +13,7 @@
 #include "data/shard.h"
 #include "kernels/open/open_device.h"
 #include "test/catch.h"
+#include "test/one_step.h"
 #include "test/operand.h"
 #include "train/model/evaluation.h"
 #include "train/model/model_parameters.h"
@@ -20,6 +21,7 @@
 #include "train/training/trainer.h"
 
 using namespace goat;
+using goat::test::one_step;
 using goat::test::Rng;
 
 namespace {
@@ -77,7 +79,7 @@ struct TrainedTiny {
         trainer(config, *device, *training, validation.get()) {
     trainer.allocate();
     trainer.initialize();
-    for (std::int64_t step = 0; step < config.steps(); ++step) trainer.step();
+    for (std::int64_t step = 0; step < config.steps(); ++step) one_step(trainer);
   }
   std::unique_ptr<Device> device;
   std::unique_ptr<TokenSource> training, validation;

@@ -7,12 +7,14 @@
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/open/open_device.h"
 #include "test/catch.h"
+#include "test/one_step.h"
 #include "train/model/evaluation.h"
 #include "train/model/generator.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
 using namespace goat;
+using goat::test::one_step;
 
 namespace {
 
@@ -138,7 +140,7 @@ TEST_CASE("memory: training, evaluation and generation take temporary memory fro
     CHECK(std::exchange(device.inside, 0) > 0);
     CHECK(device.outside == 0);
   };
-  trainer.step();
+  one_step(trainer);
   only_planned();
   trainer.validate();
   only_planned();

@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/model_oracle.h"
 #include "test/model_variants.h"
+#include "test/one_step.h"
 #include "test/operand.h"
 #include "train/model/evaluation.h"
 #include "train/model/model.h"
@@ -18,6 +19,7 @@
 #include "train/training/trainer.h"
 
 using namespace goat;
+using goat::test::one_step;
 using goat::test::Rng;
 
 namespace {
@@ -104,7 +106,7 @@ std::vector<float> losses_of_run(const Config& config, Device& device, std::int6
   trainer.allocate();
   trainer.initialize();
   std::vector<float> losses;
-  for (std::int64_t step = 0; step < steps; ++step) losses.push_back(trainer.step().scalars.loss);
+  for (std::int64_t step = 0; step < steps; ++step) losses.push_back(one_step(trainer).scalars.loss);
   losses.push_back(static_cast<float>(trainer.validate().value()));
   return losses;
 }
@@ -303,7 +305,7 @@ TEST_CASE("trainer: the memory that is planned, and printed, is what is allocate
     Trainer trainer(config, device, *training, nullptr);
     trainer.allocate();
     trainer.initialize();
-    trainer.step();
+    one_step(trainer);
     CHECK(device.allocated == trainer.memory().total_bytes());
   }
 }
@@ -323,7 +325,7 @@ TEST_CASE("trainer: the same seed gives bitwise the same losses, another seed ot
 
 TEST_CASE("trainer: 20 steps on the CUDA kernels in fp32 give the cpu's losses to 1e-4") {
   for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
-    const Config config = tiny_config(variant.settings);
+    const Config config = tiny_config(with(variant.settings, {"model.precision=fp32", "train.steps=20"}));
     const std::vector<float> want = losses_of_run(config, *open_device("cpu"), 20);
     for (const std::string& device_name : goat::test::device_names()) {
       INFO("device " << device_name << ", " << variant.name);
@@ -416,7 +418,7 @@ TEST_CASE("trainer: the loss is the mean over the step's counted targets, howeve
       CHECK(losses.tokens() == 0 + 2 + 4 + 7);
       by_hand = losses.nll();
     }
-    results.push_back(trainer.step().scalars);
+    results.push_back(one_step(trainer).scalars);
   }
   for (const StepState& result : results) {
     CHECK(result.loss == Approx(*by_hand).epsilon(1e-5));
@@ -432,8 +434,8 @@ TEST_CASE("trainer: a step without a counted target is refused, naming its seque
   Trainer trainer(config, *device, training, nullptr);
   trainer.allocate();
   trainer.initialize();
-  trainer.step();
-  CHECK_THROWS_WITH(trainer.step(), ContainsSubstring("training sequences 4 to 7"));
+  one_step(trainer);
+  CHECK_THROWS_WITH(one_step(trainer), ContainsSubstring("training sequences 4 to 7"));
   CHECK(trainer.consistent());
   CHECK(trainer.state().step == 1);
 }
@@ -445,7 +447,7 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   Trainer trainer(config, *device, *training, nullptr);
   trainer.allocate();
   trainer.initialize();
-  trainer.step();
+  one_step(trainer);
   const StoredTensor& embedding = trainer.parameters().stored().front();
   std::vector<float> values = trainer.parameters().read(*device, embedding);
   std::vector<float> poisoned = values;
@@ -453,15 +455,15 @@ TEST_CASE("trainer: a step whose gradients are not finite changes nothing and is
   trainer.parameters().write(*device, embedding, poisoned);
   const StoredTensor& other = trainer.parameters().stored().back();
   const std::vector<float> before = trainer.parameters().read(*device, other);
-  CHECK(trainer.step().scalars.consecutive_skips == 1);
-  const StepState result = trainer.step().scalars;
+  CHECK(one_step(trainer).scalars.consecutive_skips == 1);
+  const StepState result = one_step(trainer).scalars;
   CHECK(result.skip_update == 1);
   CHECK(result.consecutive_skips == 2);
   CHECK(result.updates == 1);
   CHECK(trainer.parameters().read(*device, other) == before);
 
   trainer.parameters().write(*device, embedding, values);
-  const StepState recovered = trainer.step().scalars;
+  const StepState recovered = one_step(trainer).scalars;
   CHECK(recovered.skip_update == 0);
   CHECK(recovered.consecutive_skips == 0);
   CHECK(recovered.updates == 2);
@@ -492,7 +494,7 @@ TEST_CASE("trainer: rows of the QKV projection that would feed the lanes stay ex
   Trainer trainer(config, *device, *training, nullptr);
   trainer.allocate();
   trainer.initialize();
-  for (std::int64_t step = 0; step < 5; ++step) trainer.step();
+  for (std::int64_t step = 0; step < 5; ++step) one_step(trainer);
   const Parameter& qkv = trainer.parameters().at("blocks.1.attn.qkv.weight");
   for (std::int64_t part = 0; part < 2; ++part) {
     const Tensor lanes = qkv.value.select(0, part).slice(1, config.content_dim(), config.lane_dim());

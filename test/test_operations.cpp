@@ -522,6 +522,8 @@ TEST_CASE("operand checks: optimizer") {
         "adamw: m [8] f32: expected shape [9] like param");
   CHECK(complaint(adamw(), [](AdamW& op) { op.v = bf16({9}); }) == "adamw: v [9] bf16: expected f32");
   CHECK(complaint(adamw(), [](AdamW& op) { op.beta2 = 1; }) == "adamw: beta2 = 1: expected 0 <= beta2 < 1");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.first_element = 6; }) ==
+        "adamw: first_element = 6: expected a multiple of 4, at least 0");
   CHECK(complaint(adamw(), [](AdamW& op) { op.eps = 0; }) ==
         "adamw: eps = 0: expected a finite number above 0");
   CHECK(complaint(adamw(), [](AdamW& op) { op.weight_decay = -0.1f; }) ==

@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "kernels/bf16_bits.h"
 #include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
@@ -78,7 +79,7 @@ std::vector<Storage> storages(DType dtype) {
 // What bf16 parameters become at update t of master weights that the update leaves as they are: gradient and
 // decay are zero.
 Values rounded_by_adamw(Device& device, const Values& master_values, Rounding rounding, std::uint64_t seed,
-                        std::int64_t t) {
+                        std::int64_t t, std::int64_t first_element = 0) {
   const auto n = static_cast<std::int64_t>(master_values.size());
   StepState now = fresh_state();
   now.updates = t;
@@ -89,6 +90,7 @@ Values rounded_by_adamw(Device& device, const Values& master_values, Rounding ro
   AdamW op{state.pointer(), param, master, m, v, grad};
   op.rounding = rounding;
   op.seed = seed;
+  op.first_element = first_element;
   const Values before = master.values();
   device.run(op);
   const Values after = master.values();
@@ -331,17 +333,24 @@ TEST_CASE("adamw: the bits of stochastic rounding are Philox's, a function of se
     for (const std::int64_t n : {1, 6, 1003}) {
       const Values master = Operand::normal(*device, rng, {n}, "master").values();
       for (const std::int64_t t : {std::int64_t{1}, std::int64_t{1} << 33}) {
-        Values want;
-        for (std::size_t i = 0; i < master.size(); ++i) {
-          const auto word = goat::philox4x32(
-              {static_cast<std::uint32_t>(i / 4), 0, static_cast<std::uint32_t>(t),
-               static_cast<std::uint32_t>(t >> 32)},
-              {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[i % 4];
-          const auto [inner, outer] = bf16_neighbours(master[i]);
-          const double cut = (master[i] - inner) / (outer - inner) * 0x1p16;
-          want.push_back(cut + (word >> 16) >= 0x1p16 ? outer : inner);
+        for (const std::int64_t first : {std::int64_t{0}, std::int64_t{12}, std::int64_t{1} << 34}) {
+          Values want, on_host;
+          for (std::size_t i = 0; i < master.size(); ++i) {
+            const std::uint64_t block = static_cast<std::uint64_t>(first) / 4 + i / 4;
+            const auto word = goat::philox4x32(
+                {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                 static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(t >> 32)},
+                {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[i % 4];
+            const auto [inner, outer] = bf16_neighbours(master[i]);
+            const double cut = (master[i] - inner) / (outer - inner) * 0x1p16;
+            want.push_back(cut + (word >> 16) >= 0x1p16 ? outer : inner);
+            const auto place = first + static_cast<std::int64_t>(i);
+            const auto bits = goat::rounding_bits(seed, place / 4, t)[static_cast<std::size_t>(place % 4)];
+            on_host.push_back(goat::bf16_value(goat::bf16_bits(static_cast<float>(master[i]), bits)));
+          }
+          CHECK(rounded_by_adamw(*device, master, Rounding::stochastic, seed, t, first) == want);
+          CHECK(on_host == want);
         }
-        CHECK(rounded_by_adamw(*device, master, Rounding::stochastic, seed, t) == want);
       }
     }
     const Values master = Operand::normal(*device, rng, {1000}, "master").values();

@@ -57,7 +57,7 @@ TEST_CASE("stem: parts add to the embedded tokens in order, and see the stream's
   parameters.initialize(device, 1);
 
   const std::vector<std::int32_t> tokens = {7, 0, 7};
-  stem.load(device, tokens);
+  device.upload(stem.tokens().data, tokens.data(), stem.tokens().bytes());
   const float first_position = 6;
   const Tensor& stream = stem.forward(device, 6);
   const Parameter& table = parameters.at("embedding.padded");

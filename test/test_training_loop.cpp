@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -30,19 +31,20 @@ Config tiny_config(const std::vector<std::string>& settings = {}) {
   return load_config("copy_mixture", all);
 }
 
-// Passes reads on, and throws DataError in read number `fatal` (from 1; 0: never) of those that `armed` lets
-// count.
+// Passes reads on, and throws DataError in read number `fatal` (from 1; 0: never) of those that count: while
+// `armed`, and of the sequences from `first_counted` on.
 class FailingSource final : public TokenSource {
  public:
   explicit FailingSource(std::unique_ptr<TokenSource> inner) : inner_(std::move(inner)) {}
   std::function<bool()> armed = [] { return true; };
+  std::uint64_t first_counted = 0;
   long fatal = 0;
-  long reads = 0;
+  std::atomic<long> reads = 0;
 
   std::string description() const override { return inner_->description(); }
   std::uint64_t sequences() const override { return inner_->sequences(); }
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
-    if (armed() && ++reads == fatal) throw DataError("planted failure");
+    if (index >= first_counted && armed() && ++reads == fatal) throw DataError("planted failure");
     inner_->read(index, inputs, targets);
   }
 
@@ -87,7 +89,7 @@ struct Outcome {
   long device_calls = 0, training_reads = 0, validation_reads = 0;
 };
 
-// Where the failure is planted; calls count from the end of the first step on.
+// Where the failure is planted; calls and reads count from those after the first step on.
 struct Plant {
   long device = 0, training = 0, validation = 0;
 };
@@ -99,7 +101,9 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
   FailingSource training(open_training_source(config)), validation(open_validation_source(config));
   RunFolder run_folder(folder, existing);
   const RunState state = run_folder.resumed() ? run_folder.resumed()->manifest.state : RunState{};
-  device.armed = training.armed = validation.armed = [] { return false; };
+  device.armed = validation.armed = [] { return false; };
+  training.first_counted =
+      static_cast<std::uint64_t>(config.train.batch);  // a thread reads ahead of the steps
   Trainer trainer(config, device, training, &validation, state);
   TrainingLog log(config, device, run_folder, trainer);
   trainer.allocate();
@@ -107,7 +111,7 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
     trainer.restore(run_folder.resumed()->folder);
   else
     trainer.initialize();
-  device.armed = training.armed = validation.armed = [&] { return trainer.state().step >= 1; };
+  device.armed = validation.armed = [&] { return trainer.state().step >= 1; };
   device.fatal = plant.device;
   training.fatal = plant.training;
   validation.fatal = plant.validation;

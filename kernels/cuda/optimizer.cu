@@ -102,7 +102,8 @@ struct AdamWOperands {
   float beta1, beta2, eps, weight_decay;
   bool stochastic;
   std::uint64_t seed;
-  bool vectors;  // all operands are aligned to quads
+  std::int64_t first_block;  // the Philox block of the first quad
+  bool vectors;              // all operands are aligned to quads
 };
 
 // The first `count` of four consecutive elements. With `vectors` and count == 4 this is one access of 16
@@ -143,7 +144,8 @@ __device__ __forceinline__ bf16 rounded_stochastically(float value, std::uint32_
   return from_float<bf16>(rounded);
 }
 
-// Element i uses word i % 4 of the Philox block with key `seed` and counter (i / 4, t).
+// Element i of the numbering that first_element continues uses word i % 4 of the Philox block with key `seed`
+// and counter (i / 4, t).
 template <class P>
 __device__ __forceinline__ void round_weights(P (&param)[quad], const float (&weights)[quad],
                                               std::int64_t block, std::int64_t t, std::uint64_t seed,
@@ -188,7 +190,7 @@ __device__ __forceinline__ void update_quad(const AdamWOperands<P>& a, const Ada
   store(a.m + first, m, count, a.vectors);
   store(a.v + first, v, count, a.vectors);
   P param[quad];
-  round_weights(param, weights, block, step.t, a.seed, a.stochastic);
+  round_weights(param, weights, a.first_block + block, step.t, a.seed, a.stochastic);
   store(a.param + first, param, count, a.vectors);
   if (static_cast<const void*>(a.weights) != a.param) store(a.weights + first, weights, count, a.vectors);
 }
@@ -283,6 +285,7 @@ void CudaDevice::launch(const AdamW& op) {
                                     .weight_decay = op.weight_decay,
                                     .stochastic = op.rounding == Rounding::stochastic,
                                     .seed = op.seed,
+                                    .first_block = op.first_element / quad,
                                     .vectors = vectors};
     enqueue(adamw_kernel<P>, blocks, adamw_threads, 0, stream_, op.state, operands);
   });

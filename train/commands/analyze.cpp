@@ -240,7 +240,7 @@ void print_files(const AnalysisReport& report, const fs::path& folder) {
 }  // namespace
 
 int run_analyze(const AnalyzeOptions& options, Device& device) {
-  const TrainedModel model(options.checkpoint, device);
+  const TrainedModel model(options.checkpoint, device, options.precision);
   check_options(options, model.config());
   const fs::path folder = options.out.empty() ? model.run() / "analysis" : fs::path(options.out);
   check_folder(folder);

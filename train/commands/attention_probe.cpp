@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/memory/float_copies.h"
 #include "train/model/evaluation.h"
 
 namespace goat {
@@ -144,7 +145,7 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
   std::int64_t sequence = 0;
   model.set_attention_observer([&](std::int64_t layer, const Tensor& qkv) {
     host.resize(index(qkv.elements()));
-    device.download(host.data(), qkv.as<float>(), qkv.bytes());
+    download_floats(device, host, qkv);
 #pragma omp parallel for schedule(dynamic)
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t layer_head = layer * heads + head;

@@ -94,7 +94,7 @@ void add_data(CLI::App& command, std::vector<std::string>& data, const std::stri
       ->check(name());
 }
 
-void add_checkpoint(CLI::App& command, std::string& checkpoint) {
+void add_model(CLI::App& command, std::string& checkpoint, std::string& precision) {
   command
       .add_option(
           "--checkpoint", checkpoint,
@@ -102,11 +102,15 @@ void add_checkpoint(CLI::App& command, std::string& checkpoint) {
       ->type_name("RUN")
       ->check(name())
       ->required();
+  command
+      .add_option("--precision", precision,
+                  "of matrix products and activations (default: as the run was trained; fp32 on the cpu)")
+      ->type_name("auto|fp32|bf16");
 }
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   CLI::App& command = *app.add_subcommand("eval", "perplexity of a trained model at a list of lengths");
-  add_checkpoint(command, options.checkpoint);
+  add_model(command, options.checkpoint, options.precision);
   add_data(command, options.data, "to evaluate on");
   command
       .add_option("--lengths", options.lengths,
@@ -130,7 +134,7 @@ CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
 
 CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
   CLI::App& command = *app.add_subcommand("analyze", "what the prior has learned, as .npy and .json files");
-  add_checkpoint(command, options.checkpoint);
+  add_model(command, options.checkpoint, options.precision);
   command.add_option("--out", options.out, "where the files go (default: RUN/analysis)")
       ->type_name("FOLDER")
       ->check(name());
@@ -149,7 +153,7 @@ CLI::App& add_analyze(CLI::App& app, AnalyzeOptions& options) {
 
 CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   CLI::App& command = *app.add_subcommand("sample", "text from a trained model");
-  add_checkpoint(command, options.checkpoint);
+  add_model(command, options.checkpoint, options.precision);
   command.add_option("--prompt", options.prompt, "text to continue; -: from stdin")->type_name("TEXT");
   command.add_option("--prompt-file", options.prompt_file, "the text in a file, byte by byte; -: from stdin")
       ->type_name("FILE")

@@ -234,7 +234,7 @@ TokenLosses measure(const TrainedModel& model, Device& device, TokenSource& sour
 
 int run_eval(const EvalOptions& options, Device& device) {
   check_options(options);
-  const TrainedModel model(options.checkpoint, device);
+  const TrainedModel model(options.checkpoint, device, options.precision);
   const EvaluationData data(model, options.data);
   if (data.none())
     throw ConfigError("the run has no validation data (data.val is empty); name some with --data GLOB");

@@ -168,7 +168,7 @@ Continuation continue_prompt(const SampleOptions& options, std::uint64_t seed, G
 int run_sample(const SampleOptions& options, Device& device) {
   check_options(options);
   const PromptText text(options.prompt, options.prompt_file);
-  const TrainedModel model(options.checkpoint, device);
+  const TrainedModel model(options.checkpoint, device, options.precision);
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(options, model);
   const Prompt prompt(text, model.config(), *tokenizer);
   std::string shown;

@@ -28,7 +28,7 @@ struct Config {
     double rope_base = 10000;
     // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
     std::string attn_scale = "rsqrt";
-    std::string precision = "auto";  // auto, fp32, bf16
+    std::string precision = "auto";  // auto (bf16 on a GPU, fp32 on the cpu), fp32, bf16
     std::string tf32 = "none";       // fp32 mode on cuda: GEMMs that may use TF32: none, all
     std::string recompute = "none";  // none, gelu, block
   } model;
@@ -72,9 +72,11 @@ struct Config {
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
-    double clip = 1.0;  // 0: off
+    double clip = 1.0;                 // 0: off
+    std::string rounding = "nearest";  // of the fp32 master weights to bf16: nearest, stochastic
     std::int64_t seed = 1;
     bool deterministic = true;
+    std::string cuda_graph = "auto";  // auto, on, off
     // Updates whose loss or gradient norm is more than spike_z standard deviations above the window's mean
     // are skipped. 0: off.
     double spike_z = 0;

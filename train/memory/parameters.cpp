@@ -7,6 +7,7 @@
 
 #include "kernels/bf16_bits.h"
 #include "kernels/philox.h"
+#include "train/memory/float_copies.h"
 
 namespace goat {
 
@@ -52,26 +53,15 @@ void for_each_run(const StoredTensor& tensor, Visit visit) {
   }
 }
 
-void* element_of(const Tensor& array, std::int64_t offset) {
-  return static_cast<char*>(array.data) + static_cast<std::size_t>(offset) * size_of(array.dtype);
-}
-
-// Copies `elements` to the elements of `array`, f32 or bf16, from `offset` on, rounded to nearest.
-void upload(Device& device, const Tensor& array, std::int64_t offset, std::span<const float> elements) {
-  void* const to = element_of(array, offset);
-  if (array.dtype == DType::f32) return device.upload(to, elements.data(), elements.size_bytes());
-  std::vector<std::uint16_t> rounded(elements.size());
-  std::ranges::transform(elements, rounded.begin(), bf16_bits);
-  device.upload(to, rounded.data(), rounded.size() * sizeof(std::uint16_t));
-}
-
-// Fills `elements` from the elements of `array`, f32 or bf16, from `offset` on.
-void download(Device& device, std::span<float> elements, const Tensor& array, std::int64_t offset) {
-  const void* const from = element_of(array, offset);
-  if (array.dtype == DType::f32) return device.download(elements.data(), from, elements.size_bytes());
-  std::vector<std::uint16_t> rounded(elements.size());
-  device.download(rounded.data(), from, rounded.size() * sizeof(std::uint16_t));
-  std::ranges::transform(rounded, elements.begin(), bf16_value);
+// Rounds each element to a neighbouring bf16 number as AdamW does; `place`: of the first element in the
+// model, a multiple of 4.
+void round_stochastically(std::span<float> elements, std::int64_t place, std::uint64_t seed,
+                          std::int64_t update) {
+  PhiloxBlock random{};
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    if (i % 4 == 0) random = rounding_bits(seed, place / 4 + static_cast<std::int64_t>(i / 4), update);
+    elements[i] = bf16_value(bf16_bits(elements[i], random[i % 4]));
+  }
 }
 
 // Computes elements first .. first + size - 1 of the tensor's initial values. One Philox block gives
@@ -135,7 +125,9 @@ void ParameterSet::store(const Parameter& parameter, const std::string& name, st
 }
 
 void ParameterSet::plan(MemoryPlan& memory, bool training) {
+  std::int64_t elements = 0;
   for (Group& group : groups_) {
+    group.first_element = std::exchange(elements, elements + group.elements);
     const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
                                (group.decay ? "decayed" : "not decayed");
     const auto add = [&](MemoryCategory category, const char* what, DType dtype, Tensor& view) {
@@ -203,7 +195,7 @@ void ParameterSet::read_pieces(Device& device, const StoredTensor& tensor, Kind 
   std::vector<float> piece;
   for_each_run(tensor, [&](std::int64_t, std::int64_t count, std::int64_t offset) {
     piece.resize(static_cast<std::size_t>(count));
-    download(device, piece, base, offset);
+    download_floats(device, piece, base, offset);
     visit(piece);
   });
 }
@@ -216,8 +208,8 @@ void ParameterSet::write_pieces(Device& device, const StoredTensor& tensor, Kind
   for_each_run(tensor, [&](std::int64_t first, std::int64_t count, std::int64_t offset) {
     piece.resize(static_cast<std::size_t>(count));
     fill(first, piece);
-    upload(device, base, offset, piece);
-    if (rounded_too) upload(device, tensor.parameter->value, offset, piece);
+    upload_floats(device, base, offset, piece);
+    if (rounded_too) upload_floats(device, tensor.parameter->value, offset, piece);
   });
 }
 
@@ -236,6 +228,22 @@ void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::
   write_pieces(device, tensor, kind, [&](std::int64_t first, std::span<float> piece) {
     std::copy_n(values.begin() + first, piece.size(), piece.begin());
   });
+}
+
+void ParameterSet::round_masters(Device& device, Rounding rounding, std::uint64_t seed,
+                                 std::int64_t update) const {
+  if (update == 0) return;
+  for (const Group& group : groups_) {
+    if (!group.master) continue;
+    std::vector<float> masters;
+    for (std::int64_t first = 0; first < group.elements; first += piece_elements) {
+      masters.resize(static_cast<std::size_t>(std::min(piece_elements, group.elements - first)));
+      download_floats(device, masters, group.master, first);
+      if (rounding == Rounding::stochastic)
+        round_stochastically(masters, group.first_element + first, seed, update);
+      upload_floats(device, group.value, first, masters);
+    }
+  }
 }
 
 void ParameterSet::zero_gradients(Device& device) const {

@@ -98,10 +98,15 @@ class ParameterSet {
     DType dtype = DType::f32;
     bool decay = false;
     std::int64_t elements = 0;
+    std::int64_t first_element =
+        0;  // place of the group's first element in the model: after all groups before
     Tensor value{}, master{}, grad{}, m{}, v{};
   };
   const std::vector<Group>& groups() const { return groups_; }
   void zero_gradients(Device& device) const;
+  // Rounds the masters to the values again, as AdamW did at update `update` with this rounding and seed. A
+  // checkpoint holds the masters alone. Does nothing before the first update.
+  void round_masters(Device& device, Rounding rounding, std::uint64_t seed, std::int64_t update) const;
 
  private:
   static const Tensor& base_of(const StoredTensor& tensor, Kind kind);

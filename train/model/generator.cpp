@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "train/memory/float_copies.h"
+
 namespace goat {
 
 Generator::Generator(const Config& config, const ParameterSet& parameters, Device& device,
@@ -53,7 +55,7 @@ std::span<const float> Generator::next_logits() {
   const Tensor logits = cache_ ? run_new_tokens() : run_all_tokens();
   std::vector<float>& result = after_prompt ? prompt_logits_ : logits_;
   result.resize(static_cast<std::size_t>(logits.elements()));
-  device_.download(result.data(), logits.data, logits.bytes());
+  download_floats(device_, result, logits);
   return result;
 }
 

@@ -30,11 +30,7 @@ Head::Head(const PassPlan& plan, const ParameterSet& parameters)
   plan.workspace("logits", {chunk_rows(plan), padded_vocab(plan.config)}, logits_);
 }
 
-void Head::load(Device& device, std::span<const std::int32_t> targets) const {
-  device.upload(targets_.data, targets.data(), targets_.bytes());
-}
-
-void Head::compute_losses(Device& device, const Tensor& normed, float token_weight,
+void Head::compute_losses(Device& device, const Tensor& normed, float weight, const Tensor& token_weights,
                           const Tensor& dnormed) const {
   const std::int64_t tokens = normed.shape[0];
   for (std::int64_t first = 0; first < tokens; first += logits_.shape[0]) {
@@ -44,8 +40,8 @@ void Head::compute_losses(Device& device, const Tensor& normed, float token_weig
     device.run(CrossEntropy{.logits = logits,
                             .losses = losses_.slice(0, first, rows),
                             .targets = targets_.slice(0, first, rows),
-                            .weights = {},
-                            .weight = token_weight,
+                            .weights = token_weights ? token_weights.slice(0, first, rows) : Tensor{},
+                            .weight = weight,
                             .vocab = vocab_,
                             .backward = static_cast<bool>(dnormed)});
     if (!dnormed) continue;

@@ -1,8 +1,6 @@
 // Head: the logits of each token, and the loss of the token that follows it.
 #pragma once
 
-#include <span>
-
 #include "train/memory/parameters.h"
 #include "train/memory/pass_plan.h"
 
@@ -13,16 +11,18 @@ class Head {
  public:
   Head(const PassPlan& plan, const ParameterSet& parameters);
 
-  void load(Device& device, std::span<const std::int32_t> targets) const;  // [B, T]; -1 is not counted
   // Computes the loss of each token from the final norm's output `normed` [N, C]. If dnormed [N, C] is
-  // present, also writes the gradient of token_weight * (sum of losses) there and adds to the weight's
-  // gradient. Works in chunks of rows, so that memory never holds the logits of all tokens.
-  void compute_losses(Device& device, const Tensor& normed, float token_weight, const Tensor& dnormed) const;
+  // present, also writes the gradient of weight * sum_n token_weights[n] losses[n] there and adds to the
+  // weight's gradient. token_weights: f32 [N], or absent: all 1. Works in chunks of rows, so that memory
+  // never holds the logits of all tokens.
+  void compute_losses(Device& device, const Tensor& normed, float weight, const Tensor& token_weights,
+                      const Tensor& dnormed) const;
   // Logits [1, V] of the token that follows `row` of normed, in the activations' dtype. Valid until the next
   // call.
   Tensor next_logits(Device& device, const Tensor& normed, std::int64_t row) const;
 
-  const Tensor& losses() const { return losses_; }  // f32 [N]
+  const Tensor& targets() const { return targets_; }  // i32 [N], to be filled; -1 is not counted
+  const Tensor& losses() const { return losses_; }    // f32 [N]
 
  private:
   const Parameter* weight_;  // [V_p, C]

@@ -51,12 +51,20 @@ void Model::load(Device& device, std::span<const std::int32_t> inputs,
                  std::span<const std::int32_t> targets) const {
   load(device, inputs);
   require_tokens(shape_, targets);
-  head_.load(device, targets);
+  device.upload(head_.targets().data, targets.data(), targets.size_bytes());
 }
 
 void Model::load(Device& device, std::span<const std::int32_t> inputs) const {
   require_tokens(shape_, inputs);
-  stem_.load(device, inputs);
+  device.upload(stem_.tokens().data, inputs.data(), inputs.size_bytes());
+}
+
+void Model::enqueue_load(Device& device, std::span<const std::int32_t> inputs,
+                         std::span<const std::int32_t> targets) const {
+  require_tokens(shape_, inputs);
+  require_tokens(shape_, targets);
+  device.enqueue_upload(stem_.tokens().data, inputs.data(), inputs.size_bytes());
+  device.enqueue_upload(head_.targets().data, targets.data(), targets.size_bytes());
 }
 
 Tensor Model::next_logits(Device& device, std::int64_t row) {
@@ -66,12 +74,13 @@ Tensor Model::next_logits(Device& device, std::int64_t row) {
 
 void Model::forward(Device& device) {
   const Tensor& stream = stem_.forward(device, trunk_.first_position());
-  head_.compute_losses(device, trunk_.forward(device, stream), 1.0f, {});
+  head_.compute_losses(device, trunk_.forward(device, stream), 1.0f, {}, {});
 }
 
-void Model::forward_backward(Device& device, float token_weight) {
+void Model::forward_backward(Device& device, float weight, const Tensor& token_weights) {
   const Tensor& stream = stem_.forward(device, trunk_.first_position());
-  head_.compute_losses(device, trunk_.forward(device, stream), token_weight, trunk_.output_gradient());
+  head_.compute_losses(device, trunk_.forward(device, stream), weight, token_weights,
+                       trunk_.output_gradient());
   stem_.backward(device, trunk_.backward(device));
 }
 

@@ -28,14 +28,18 @@ class Model {
   void load(Device& device, std::span<const std::int32_t> inputs,
             std::span<const std::int32_t> targets) const;
   void load(Device& device, std::span<const std::int32_t> inputs) const;  // enough for next_logits
+  // The same from memory of Device::allocate_host, which the device reads later.
+  void enqueue_load(Device& device, std::span<const std::int32_t> inputs,
+                    std::span<const std::int32_t> targets) const;
 
   // Runs a pass and returns the logits [1, V] of the token that follows the loaded input `row`, 0 <= row < N,
   // in the activations' dtype.
   Tensor next_logits(Device& device, std::int64_t row);
   // Computes the loss of each loaded token: losses(), f32 [N].
   void forward(Device& device);
-  // Also adds the gradient of token_weight * (sum of losses) to the parameters' gradients.
-  void forward_backward(Device& device, float token_weight);
+  // Also adds the gradient of `weight` * sum_n token_weights[n] losses[n] to the parameters' gradients.
+  // token_weights: f32 [N], or absent: all 1.
+  void forward_backward(Device& device, float weight, const Tensor& token_weights = {});
   const Tensor& losses() const { return head_.losses(); }
 
   // See Trunk::set_attention_observer.

@@ -8,10 +8,6 @@ Stem::Stem(const PassPlan& plan, const ParameterSet& parameters, const Positiona
   plan.activation("embedded", {plan.shape.tokens(), plan.config.model.width}, stream_);
 }
 
-void Stem::load(Device& device, std::span<const std::int32_t> tokens) const {
-  device.upload(tokens_.data, tokens.data(), tokens_.bytes());
-}
-
 const Tensor& Stem::forward(Device& device, std::int64_t first_position) const {
   device.run(EmbeddingForward{.out = stream_, .tokens = tokens_, .table = embedding_->value});
   for (const auto& part : parts_) part->add_to_stream(device, stream_, first_position);

@@ -1,8 +1,6 @@
 // Stem: turns tokens into the residual stream.
 #pragma once
 
-#include <span>
-
 #include "train/memory/parameters.h"
 #include "train/memory/pass_plan.h"
 #include "train/positions/positional_part.h"
@@ -14,7 +12,7 @@ class Stem {
   // `parts` must outlive the stem.
   Stem(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts);
 
-  void load(Device& device, std::span<const std::int32_t> tokens) const;  // [B, T]
+  const Tensor& tokens() const { return tokens_; }  // i32 [N], to be filled
   // Returns the stream [N, C]: the tokens' rows of the embedding, plus what the positional parts add. Row 0
   // of a sequence is at `first_position`.
   const Tensor& forward(Device& device, std::int64_t first_position) const;

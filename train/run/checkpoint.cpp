@@ -169,6 +169,8 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"skipped_updates", manifest.state.skipped_updates},
           {"seconds", manifest.state.seconds},
           {"spike_window", manifest.state.spike_window},
+          {"loss_limit", manifest.state.loss_limit},
+          {"grad_norm_limit", manifest.state.grad_norm_limit},
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
           {"best_loss", manifest.state.best_loss},
@@ -211,6 +213,10 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
       !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
     throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
   manifest.state.spike_window = window->get<std::vector<double>>();
+  if (json.contains("loss_limit")) {
+    manifest.state.loss_limit = member<double>(json, "loss_limit", origin);
+    manifest.state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
+  }
   manifest.state.loss = member<double>(json, "loss", origin);
   manifest.state.validation_loss = member<double>(json, "val_loss", origin);
   read_position(manifest, json, origin);

@@ -1,6 +1,7 @@
 #include "train/run/trained_model.h"
 
 #include <cstdio>
+#include <utility>
 
 #include "data/data_error.h"
 #include "train/model/model_parameters.h"
@@ -54,19 +55,38 @@ fs::path run_of(const fs::path& checkpoint) {
 }
 }  // namespace
 
-TrainedModel::TrainedModel(const fs::path& path, Device& device) {
-  const FoundCheckpoint found = checkpoint_of(path);
-  const Manifest& manifest = found.manifest;
-  checkpoint_ = found.folder;
-  run_ = run_of(checkpoint_);
-  step_ = manifest.state.step;
-  data_ = manifest.data;
-  try {
-    apply_toml(config_, manifest.config, (checkpoint_ / "state.json").string() + ": config");
-    validate(config_);
-  } catch (const ConfigError& error) {
-    throw DataError(error.what());
+struct TrainedModel::Opened {
+  fs::path checkpoint;
+  Manifest manifest;
+  Config config;
+  DType dtype;
+
+  Opened(FoundCheckpoint found, const Device& device, const std::string& precision)
+      : checkpoint(std::move(found.folder)), manifest(std::move(found.manifest)) {
+    try {
+      apply_toml(config, manifest.config, (checkpoint / "state.json").string() + ": config");
+      validate(config);
+    } catch (const ConfigError& error) {
+      throw DataError(error.what());
+    }
+    if (!precision.empty())
+      apply_setting(config, "model.precision=" + precision);
+    else if (device.info().name == "cpu")
+      config.model.precision = "auto";
+    dtype = model_dtype(config, device);
   }
+};
+
+TrainedModel::TrainedModel(const fs::path& path, Device& device, const std::string& precision)
+    : TrainedModel(Opened(checkpoint_of(path), device, precision), device) {}
+
+TrainedModel::TrainedModel(Opened opened, Device& device)
+    : checkpoint_(std::move(opened.checkpoint)),
+      run_(run_of(checkpoint_)),
+      config_(std::move(opened.config)),
+      step_(opened.manifest.state.step),
+      data_(std::move(opened.manifest.data)),
+      parameters_(opened.dtype) {
   declare_parameters(config_, parameters_);
   parameters_.plan(memory_, false);
   memory_.allocate(device, "The weights alone do not fit");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "train/config/config.h"
 #include "train/memory/parameters.h"
@@ -14,8 +15,10 @@ class TrainedModel {
   // `path` is one of: a run folder, which means its newest complete checkpoint (newer incomplete ones are
   // reported on stderr); a folder with model.safetensors and state.json (a step_* folder, or one that was
   // passed on); or that model.safetensors. Loads the weights onto the device. Throws DataError that names the
-  // file, tensor and shape that does not fit.
-  TrainedModel(const std::filesystem::path& path, Device& device);
+  // file, tensor and shape that does not fit. `precision`: auto, fp32 or bf16, or empty for the run's own
+  // model.precision, as far as the device has it. Throws ConfigError if the device does not have it.
+  TrainedModel(const std::filesystem::path& path, Device& device, const std::string& precision);
+  TrainedModel(const TrainedModel&) = delete;
 
   const Config& config() const { return config_; }
   // The run's folder, or the checkpoint's own folder if it is not RUN/checkpoints/step_*.
@@ -25,7 +28,12 @@ class TrainedModel {
   const DataRecord& data() const { return data_; }
   const ParameterSet& parameters() const { return parameters_; }
 
+  DType dtype() const { return parameters_.dtype(); }  // of activations and matrices
+
  private:
+  struct Opened;  // what is known before the parameters are declared
+  TrainedModel(Opened opened, Device& device);
+
   std::filesystem::path checkpoint_, run_;
   Config config_;
   std::int64_t step_ = 0;

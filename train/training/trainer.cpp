@@ -1,59 +1,15 @@
 #include "train/training/trainer.h"
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <exception>
 #include <span>
-#include <vector>
 
 #include "train/model/evaluation.h"
-#include "train/model/model_parameters.h"
 #include "train/training/schedule.h"
 
 namespace goat {
-
-TrainingPlan::TrainingPlan(const Config& config_, const Device& device) : config(config_) {
-  declare_parameters(config, parameters);
-  parameters.plan(memory, true);
-  model.emplace(config, BatchShape{config.micro_batch(), config.data.seq_len}, true, parameters, memory);
-  memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
-  memory.add_workspace(
-      device,
-      [this](Device& survey) {
-        parameters.bind();
-        model->bind(survey);
-        add_micro_batch(survey, 1);
-        measure_gradients(survey);
-        update(survey);
-      },
-      workspace);
-}
-
-void TrainingPlan::add_micro_batch(Device& device, float token_weight) {
-  model->forward_backward(device, token_weight);
-  device.run(AddLoss{.state = scalars(), .losses = model->losses(), .weights = {}, .weight = token_weight});
-}
-
-void TrainingPlan::measure_gradients(Device& device) const {
-  std::vector<Tensor> gradients;
-  for (const auto& group : parameters.groups()) gradients.push_back(group.grad);
-  device.run(
-      GradientNorm{.state = scalars(), .grads = gradients, .clip = static_cast<float>(config.train.clip)});
-}
-
-void TrainingPlan::update(Device& device) const {
-  for (const auto& group : parameters.groups())
-    device.run(AdamW{.state = scalars(),
-                     .param = group.value,
-                     .master = group.master,
-                     .m = group.m,
-                     .v = group.v,
-                     .grad = group.grad,
-                     .beta1 = static_cast<float>(config.train.beta1),
-                     .beta2 = static_cast<float>(config.train.beta2),
-                     .eps = static_cast<float>(config.train.eps),
-                     .weight_decay = group.decay ? static_cast<float>(config.train.weight_decay) : 0.0f});
-}
 
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
                  const RunState& state)
@@ -65,7 +21,18 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
       watch_(config.model.vocab, state.best_loss),
       state_(state),
-      steps_(steps_of_run(config, state)) {}
+      steps_(steps_of_run(config, state)),
+      graph_(config.train.cuda_graph != "off" && device.can_capture()) {
+  if (std::isnan(state_.loss_limit)) set_spike_limits();
+}
+
+// The device may still read and write the host memory that is about to be released.
+Trainer::~Trainer() {
+  try {
+    device_.synchronize();
+  } catch (const std::exception&) {  // the error that ended the run
+  }
+}
 
 std::int64_t steps_of_run(const Config& config, const RunState& state) {
   if (config.train.steps) return config.train.steps;
@@ -97,9 +64,11 @@ void Trainer::require_memory() const {
 
 void Trainer::allocate() {
   plan_.memory.allocate(device_);
-  inputs_.resize(static_cast<std::size_t>(config().train.batch * config().data.seq_len));
-  targets_.resize(inputs_.size());
   plan_.parameters.bind();
+  exchange_.emplace(device_, 2 * sizeof(Exchange));
+  for (StepEvents& events : events_) events = {device_.make_event(), device_.make_event()};
+  inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
+                  InputRing::Range{state_.sequences, steps_ - state_.step});
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   model_.bind(device_);
 }
@@ -111,53 +80,86 @@ void Trainer::initialize() {
 void Trainer::restore(const std::filesystem::path& checkpoint) {
   load_model(checkpoint, device_, plan_.parameters);
   load_optimizer(checkpoint, device_, plan_.parameters);
+  plan_.parameters.round_masters(device_, plan_.rounding(), static_cast<std::uint64_t>(config().train.seed),
+                                 state_.updates);
   StepState scalars{};
   scalars.updates = state_.updates;
   scalars.consecutive_skips = static_cast<std::int32_t>(state_.consecutive_skips);
   device_.upload(plan_.state.data, &scalars, sizeof scalars);
 }
 
-StepResult Trainer::step() {
-  const auto start = std::chrono::steady_clock::now();
-  const std::int64_t first = state_.sequences, batch = config().train.batch;
-  read_step(first);
-  const auto counted = std::ranges::count_if(targets_, [](std::int32_t target) { return target >= 0; });
-  if (counted == 0)
-    throw DataError(
-        "training sequences " + std::to_string(first) + " to " + std::to_string(first + batch - 1) +
-        " have no target that counts in the loss; look at the data of this step, or raise train.batch");
-  const float weight = 1.0f / static_cast<float>(counted);
+Trainer::Exchange& Trainer::exchange_of(std::int64_t step) const {
+  return static_cast<Exchange*>(exchange_->data())[step % 2];
+}
 
+std::optional<StepResult> Trainer::step() {
+  const std::int64_t step = enqueued();
+  device_.record(*events_of(step).begin);
+  const StepInputs& inputs = inputs_->next();
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
-  StepState* const scalars = plan_.scalars();
-  const float controls[] = {static_cast<float>(learning_rate(config().train, state_.step, steps_)),
-                            spikes_.loss_limit(), spikes_.grad_norm_limit()};
-  static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
-                offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
-  device_.upload(&scalars->learning_rate, controls, sizeof controls);
-  device_.set_zero(&scalars->loss, sizeof scalars->loss);
-
-  plan_.parameters.zero_gradients(device_);
-  const std::span<const std::int32_t> inputs(inputs_), targets(targets_);
-  const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
-  for (std::size_t done = 0; done < inputs.size(); done += tokens) {
-    model_.load(device_, inputs.subspan(done, tokens), targets.subspan(done, tokens));
-    plan_.add_micro_batch(device_, weight);
-  }
-  plan_.measure_gradients(device_);
+  enqueue_gradients(step, inputs);
   consistent_ = false;
   plan_.update(device_);
-  StepResult result{.scalars = {},
-                    .first_sequence = first,
-                    .sequences = batch,
-                    .tokens = std::ssize(inputs_),
+  device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
+  device_.record(*events_of(step).end);
+  std::optional<StepResult> before = finish_step();
+  running_ = {inputs.first_sequence, config().train.batch, std::ssize(inputs.inputs)};
+  consistent_ = true;
+  set_spike_limits();
+  return before;
+}
+
+// Called when a step has been enqueued: the limits of the next step rest on the results before this one,
+// whether anybody waits for it or not.
+void Trainer::set_spike_limits() {
+  state_.loss_limit = spikes_.loss_limit();
+  state_.grad_norm_limit = spikes_.grad_norm_limit();
+}
+
+void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
+  float* const controls = exchange_of(step).controls;
+  controls[0] = static_cast<float>(learning_rate(config().train, step, steps_));
+  controls[1] = static_cast<float>(state_.loss_limit);
+  controls[2] = static_cast<float>(state_.grad_norm_limit);
+  static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
+                offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
+  device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(Exchange::controls));
+  plan_.begin_step(device_, 1.0f / static_cast<float>(inputs.counted));
+  const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
+  for (std::size_t done = 0; done < inputs.inputs.size(); done += tokens) {
+    model_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens));
+    enqueue_micro_batch();
+  }
+  plan_.measure_gradients(device_);
+}
+
+// The first pass is not recorded, because it does more than the later ones: it fills tables, and the device
+// chooses its algorithms.
+void Trainer::enqueue_micro_batch() {
+  if (!graph_ || !first_pass_done_) {
+    plan_.add_micro_batch(device_);
+    first_pass_done_ = true;
+    return;
+  }
+  if (!micro_batch_) micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
+  device_.replay(*micro_batch_);
+}
+
+std::optional<StepResult> Trainer::finish_step() {
+  if (!running_) return std::nullopt;
+  const StepEvents& events = events_of(state_.step);
+  device_.wait(*events.end);
+  StepResult result{.scalars = exchange_of(state_.step).scalars,
+                    .first_sequence = running_->first_sequence,
+                    .sequences = running_->sequences,
+                    .tokens = running_->tokens,
+                    .seconds = device_.seconds_between(*events.begin, *events.end),
                     .divergence = {}};
-  device_.download(&result.scalars, scalars, sizeof result.scalars);
+  inputs_->release();
+  running_.reset();
   if (!result.scalars.skip_update) spikes_.add(result.scalars.loss, result.scalars.grad_norm);
   result.divergence = watch_.add(result.scalars.loss);
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   advance(result);
-  consistent_ = true;
   return result;
 }
 
@@ -183,15 +185,6 @@ std::optional<double> Trainer::validate() {
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   state_.validation_loss = measure_losses(model_, device_, *validation_, cut, false).nll();
   return state_.validation_loss;
-}
-
-// Reads the sequences of the step whose first sequence is `first`.
-void Trainer::read_step(std::int64_t first) {
-  const auto length = static_cast<std::size_t>(config().data.seq_len);
-  const std::span inputs(inputs_), targets(targets_);
-  for (std::size_t b = 0; b < inputs.size() / length; ++b)
-    training_.read(static_cast<std::uint64_t>(first) + b, inputs.subspan(b * length, length),
-                   targets.subspan(b * length, length));
 }
 
 }  // namespace goat

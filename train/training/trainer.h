@@ -2,43 +2,22 @@
 // data source. It owns the state of the run.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "data/token_source.h"
 #include "train/config/config.h"
-#include "train/memory/memory.h"
-#include "train/memory/parameters.h"
-#include "train/model/model.h"
 #include "train/run/checkpoint.h"
 #include "train/training/divergence_watch.h"
+#include "train/training/input_ring.h"
 #include "train/training/spike_filter.h"
+#include "train/training/training_plan.h"
 
 namespace goat {
-
-// Everything that a training run keeps in device memory, planned but not allocated. It must not move, because
-// the plan points to its tensors.
-struct TrainingPlan {
-  // `device` says how much temporary memory its operations take.
-  TrainingPlan(const Config& config, const Device& device);
-  TrainingPlan(const TrainingPlan&) = delete;
-
-  StepState* scalars() const { return static_cast<StepState*>(state.data); }
-  // Computes the loss and gradients of the loaded micro-batch and adds them to the step's.
-  void add_micro_batch(Device& device, float token_weight);
-  void measure_gradients(Device& device) const;  // sets the scalars that decide on the update
-  void update(Device& device) const;             // AdamW, unless the scalars say no
-
-  const Config config;
-  ParameterSet parameters;
-  MemoryPlan memory;
-  std::optional<Model> model;
-  Tensor state;      // one StepState
-  Tensor workspace;  // temporary memory of operations
-};
 
 // The result of one step.
 struct StepResult {
@@ -50,12 +29,16 @@ struct StepResult {
   std::optional<std::string> divergence;  // see DivergenceWatch
 };
 
+// A step is enqueued on the device and runs while the host prepares the next one. Its result comes back one
+// step later.
 class Trainer {
  public:
   // Plans the memory, but does not allocate it. `validation` may be null. `state` is the state in the
   // checkpoint from which the run continues.
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
           const RunState& state = {});
+  Trainer(const Trainer&) = delete;
+  ~Trainer();
 
   // Throws std::runtime_error if the plan does not fit. The message names the largest micro-batch that fits.
   void require_memory() const;
@@ -64,32 +47,51 @@ class Trainer {
   // Reads weights and moments. Throws DataError.
   void restore(const std::filesystem::path& checkpoint);
 
-  // Runs the next step of the run, on the next train.batch sequences of the training source. The loss and its
-  // gradient are means over the step's counted targets. Throws DataError, and what the device throws.
-  StepResult step();
+  // Enqueues the next step of the run, on the next train.batch sequences of the training source. The loss and
+  // its gradient are means over the step's counted targets. Then waits for the step before, if it still runs,
+  // and returns its result. Throws DataError, and what the device throws.
+  std::optional<StepResult> step();
+  // Waits for the step that still runs. nullopt if there is none.
+  std::optional<StepResult> finish_step();
+  // Number of steps enqueued so far, over the whole run.
+  std::int64_t enqueued() const { return state_.step + (running_ ? 1 : 0); }
 
   // Mean loss in nats per token over the first eval.tokens tokens of the validation source, in whole
   // sequences: at least one, fewer if the source ends earlier. nullopt if there is no validation source.
   std::optional<double> validate();
 
-  // The state after the steps so far, as a checkpoint stores it.
+  // The state after the steps whose results are known, as a checkpoint stores it.
   const RunState& state() const { return state_; }
   // Number of steps of the whole run. If the run's length is set in tokens, the steps already done count the
   // tokens that they really read.
   std::int64_t steps() const { return steps_; }
-  bool finished() const { return state_.step >= steps_; }
-  // Whether weights, moments and state() belong together. They do not after a step that failed
-  // during its update.
-  bool consistent() const { return consistent_; }
+  bool finished() const { return enqueued() >= steps_; }
+  // Whether weights, moments and state() belong together. They do not while a step runs, and no more after
+  // one that failed during its update.
+  bool consistent() const { return consistent_ && !running_; }
 
   const ParameterSet& parameters() const { return plan_.parameters; }
   const MemoryPlan& memory() const { return plan_.memory; }
 
  private:
-  void read_step(std::int64_t first);
-  void advance(const StepResult& result);
-
+  // What the host and the device exchange for one step, in memory that the device reads and writes by itself.
+  struct Exchange {
+    float controls[3];  // learning_rate, loss_limit and grad_norm_limit of StepState
+    StepState scalars;  // after the step
+  };
+  struct StepEvents {
+    std::unique_ptr<DeviceEvent> begin, end;
+  };
+  struct RunningStep {
+    std::int64_t first_sequence, sequences, tokens;
+  };
   const Config& config() const { return plan_.config; }
+  Exchange& exchange_of(std::int64_t step) const;  // two take turns
+  StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 2)]; }
+  void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
+  void enqueue_micro_batch();
+  void set_spike_limits();
+  void advance(const StepResult& result);
 
   Device& device_;
   TokenSource& training_;
@@ -100,8 +102,14 @@ class Trainer {
   DivergenceWatch watch_;
   RunState state_;
   const std::int64_t steps_;
+  const bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
+  bool first_pass_done_ = false;
   bool consistent_ = true;
-  std::vector<std::int32_t> inputs_, targets_;  // [batch, T] of a step
+  std::optional<RunningStep> running_;  // the step after state_
+  std::optional<InputRing> inputs_;
+  std::optional<HostBuffer> exchange_;
+  std::array<StepEvents, 2> events_;
+  std::unique_ptr<DeviceGraph> micro_batch_;  // once recorded
 };
 
 // Number of steps of the whole run, seen from `state`: train.steps, or the steps done plus those that the

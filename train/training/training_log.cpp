@@ -28,8 +28,9 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       progress_(trainer.steps(), config.log.interval, flops_per_token_) {}
 
 void TrainingLog::announce(const std::string& why, const TokenSource& data) const {
-  std::printf("device      %s: %s (%s); computes in fp32\n", device_.info().name.c_str(),
-              device_.info().description.c_str(), why.c_str());
+  std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
+              device_.info().description.c_str(), why.c_str(),
+              trainer_.parameters().dtype() == DType::bf16 ? "bf16, with fp32 master weights" : "fp32");
   std::printf("data        %s\n", data.description().c_str());
   if (config_.data.source == "shards") std::printf("tokenizer   %s\n", tokenizer_text(config_, data).c_str());
   for (const std::string& note : data.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());

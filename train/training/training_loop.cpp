@@ -43,29 +43,48 @@ int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
 
 void TrainingLoop::step() {
   const auto start = std::chrono::steady_clock::now();
-  const StepResult result = trainer_.step();
+  if (const auto before = trainer_.step()) report(*before, {});
   checkpoint_.clear();
-  diverged_ = result.scalars.consecutive_skips >= config_.train.max_skips;
-  run_.establish(config_);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  const bool save_now = checkpoint_due(taken.count());
+  if (save_now || trainer_.finished() || validation_due() || stop_signal() || !runs_ahead()) settle();
+  if (save_now) save(true);
+}
+
+bool TrainingLoop::validation_due() const { return due(config_.eval.interval, trainer_.enqueued()); }
+
+// Whether the next step may begin before the result of this one is known: not where the device is done with
+// it anyway, and not if the run ends should this update be skipped too.
+bool TrainingLoop::runs_ahead() const {
+  return device_.info().name != "cpu" && trainer_.state().consecutive_skips + 1 < config_.train.max_skips;
+}
+
+// Waits for the running step, validates the model if the step asks for it, and reports both.
+void TrainingLoop::settle() {
+  const auto result = trainer_.finish_step();
+  if (!result) return;
   std::optional<double> validation_loss;
   std::exception_ptr failure;
   try {
-    if (trainer_.finished() || due(config_.eval.interval, trainer_.state().step))
-      validation_loss = trainer_.validate();
+    if (trainer_.finished() || validation_due()) validation_loss = trainer_.validate();
   } catch (...) {
     // The step is logged before the error is thrown again.
     failure = std::current_exception();
   }
-  log_.step(result, validation_loss);
+  report(*result, validation_loss);
   if (failure) std::rethrow_exception(failure);
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  if (checkpoint_due(taken.count())) save(true);
+}
+
+void TrainingLoop::report(const StepResult& result, std::optional<double> validation_loss) {
+  diverged_ = result.scalars.consecutive_skips >= config_.train.max_skips;
+  run_.establish(config_);
+  log_.step(result, validation_loss);
 }
 
 // A checkpoint is due every checkpoint.interval steps, or if one more step like this one
 // would exceed checkpoint.minutes.
 bool TrainingLoop::checkpoint_due(double step_seconds) const {
-  if (due(config_.checkpoint.interval, trainer_.state().step)) return true;
+  if (due(config_.checkpoint.interval, trainer_.enqueued())) return true;
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_at_;
   return config_.checkpoint.minutes > 0 && since.count() + step_seconds > 60 * config_.checkpoint.minutes;
 }
@@ -98,6 +117,10 @@ void TrainingLoop::clean_up() {
 }
 
 std::string TrainingLoop::save_after_failure() {
+  try {
+    if (const auto result = trainer_.finish_step()) report(*result, {});
+  } catch (const std::exception&) {  // the device has failed: what it was doing is lost
+  }
   const std::int64_t done = trainer_.state().step;
   const std::string step = "step " + std::to_string(done);
   std::string told;
@@ -114,6 +137,7 @@ std::string TrainingLoop::save_after_failure() {
 }
 
 int TrainingLoop::finish(std::optional<double> bayes_optimal_loss) {
+  settle();
   if (checkpoint_.empty()) save(false);
   if (stop_signal() && !trainer_.finished()) return log_.stopped(stop_signal(), !checkpoint_.empty());
   log_.finish(checkpoint_, bayes_optimal_loss);

@@ -27,6 +27,10 @@ class TrainingLoop {
 
  private:
   void step();
+  bool validation_due() const;
+  bool runs_ahead() const;
+  void settle();
+  void report(const StepResult& result, std::optional<double> validation_loss);
   int finish(std::optional<double> bayes_optimal_loss);
   bool checkpoint_due(double step_seconds) const;
   void save(bool training_goes_on);

@@ -1,0 +1,66 @@
+// InputRing: the inputs of the next steps, read ahead by a thread into memory that the device reads by
+// itself.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <thread>
+
+#include "data/token_source.h"
+#include "kernels/device.h"
+
+namespace goat {
+
+// The sequences of one step.
+struct StepInputs {
+  std::int64_t first_sequence = 0;              // index in the training source
+  std::int64_t counted = 0;                     // number of targets that count in the loss
+  std::span<std::int32_t> inputs{}, targets{};  // [batch, T], memory of Device::allocate_host
+};
+
+class InputRing {
+ public:
+  static constexpr std::size_t slots = 3;  // one is computed, one waits, one is filled
+
+  struct Range {
+    std::int64_t first_sequence, steps;
+  };
+  // Reads the steps of `range`, each of `batch` sequences of `length` tokens. The thread starts with the
+  // first next().
+  InputRing(Device& device, TokenSource& source, std::int64_t batch, std::int64_t length, Range range);
+  ~InputRing();
+
+  // The inputs of the next step; waits until they are read. They stay as they are until they are released.
+  // Throws what the source threw for this step, and DataError if no target of it counts; again, if called
+  // again. Throws std::logic_error after the last step.
+  const StepInputs& next();
+  // The device has read the oldest inputs that next() returned.
+  void release();
+
+ private:
+  struct Slot {
+    StepInputs step;
+    std::exception_ptr failure{};
+  };
+  void read_ahead();
+  void fill(Slot& slot, std::int64_t step);
+
+  TokenSource& source_;
+  const std::int64_t batch_;
+  const std::size_t length_;
+  const Range range_;
+  HostBuffer memory_;
+  std::deque<Slot> slots_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Numbers of steps so far: read <= released + slots, taken <= read, released <= taken.
+  std::int64_t read_ = 0, taken_ = 0, released_ = 0;
+  bool stop_ = false;
+  std::thread reader_;
+};
+
+}  // namespace goat
