@@ -14,6 +14,7 @@
 #include "train/model/model_parameters.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
+#include "train/training/memory_fit.h"
 #include "train/training/sources.h"
 #include "train/training/stop_signal.h"
 #include "train/training/trainer.h"
@@ -90,12 +91,13 @@ bool nothing_to_do(const Config& config, const RunFolder& run) {
 }
 
 int train(const TrainOptions& options, Device& device, const std::string& why) {
-  const Config config = chosen_config(options);
-  check_arithmetic(config, device);
+  const Config asked = chosen_config(options);
+  check_arithmetic(asked, device);
 
   RunFolder run(run_folder(options), options.resume      ? ExistingRun::resume
                                      : options.overwrite ? ExistingRun::overwrite
                                                          : ExistingRun::refuse);
+  const Config config = with_micro_batch(asked, device, run.resumed() ? micro_batch_of(*run.resumed()) : 0);
   if (run.resumed()) {
     const std::vector<std::string> notes = compare_configs(config, *run.resumed());
     if (nothing_to_do(config, run)) return 0;
@@ -117,7 +119,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   Trainer trainer(config, device, *training, validation.get(), state);
   trainer.require_memory();
   TrainingLog log(config, device, run, trainer);
-  log.announce(why, *training);
+  log.announce(why, *training, asked.train.micro_batch == 0);
   trainer.allocate();
   if (run.resumed())
     trainer.restore(run.resumed()->folder);

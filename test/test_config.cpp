@@ -376,7 +376,7 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
   CHECK(refused({"data.source=shards", "data.train=x", "data.block=window"}).empty());
   check_mentions(refused({"model.width=1000000", "model.layers=10000"}),
                  {"model.width = 1000000", "parameters", "any machine"});
-  check_mentions(refused({"train.batch=10000000", "data.seq_len=16000000"}),
+  check_mentions(refused({"train.batch=10000000", "train.micro_batch=10000000", "data.seq_len=16000000"}),
                  {"train.micro_batch = 10000000", "activations"});
   check_mentions(refused({"train.batch=10000000", "train.micro_batch=1", "data.seq_len=16000000",
                           "train.steps=1000000000"}),

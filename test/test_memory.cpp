@@ -10,6 +10,7 @@
 #include "test/one_step.h"
 #include "train/model/evaluation.h"
 #include "train/model/generator.h"
+#include "train/training/memory_fit.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -49,15 +50,16 @@ class CountingDevice final : public CpuDevice {
   bool given_ = false;
 };
 
-Config batch_of_twelve(std::int64_t micro_batch) {
-  return load_config("copy_mixture",
-                     {"model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
-                      "data.seq_len=64", "train.batch=12", "train.steps=4", "train.warmup=1",
-                      "train.micro_batch=" + std::to_string(micro_batch)});
+Config batch_of_twelve(std::int64_t micro_batch, const std::string& recompute = "none") {
+  return load_config(
+      "copy_mixture",
+      {"model.layers=3", "model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
+       "data.seq_len=64", "train.batch=12", "train.steps=4", "train.warmup=1", "model.recompute=" + recompute,
+       "train.micro_batch=" + std::to_string(micro_batch)});
 }
 
-std::size_t bytes_with(std::int64_t micro_batch) {
-  return TrainingPlan(batch_of_twelve(micro_batch), CpuDevice()).memory.total_bytes();
+std::size_t bytes_with(std::int64_t micro_batch, const std::string& recompute = "none") {
+  return TrainingPlan(batch_of_twelve(micro_batch, recompute), CpuDevice()).memory.total_bytes();
 }
 
 // What a run that starts with all 12 sequences at once is told where there are `bytes` of memory.
@@ -75,7 +77,8 @@ std::string refusal(std::size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("memory: the micro-batch advised is the largest divisor of the batch that fits, to the byte") {
+TEST_CASE(
+    "memory: the setting advised is the largest micro-batch that fits, to the byte, before recomputation") {
   const std::vector<std::int64_t> divisors = {1, 2, 3, 4, 6, 12};
   CHECK(refusal(bytes_with(12)) == "");
   for (std::size_t i = 0; i + 1 < divisors.size(); ++i) {
@@ -85,7 +88,28 @@ TEST_CASE("memory: the micro-batch advised is the largest divisor of the batch t
     CHECK_THAT(refusal(bytes_with(divisors[i])), ContainsSubstring(advice));
     CHECK_THAT(refusal(bytes_with(divisors[i + 1]) - 1), ContainsSubstring(advice));
   }
-  CHECK_THAT(refusal(bytes_with(1) - 1), ContainsSubstring("No micro-batch fits"));
+  REQUIRE(bytes_with(1, "gelu") < bytes_with(1));
+  CHECK_THAT(refusal(bytes_with(1) - 1),
+             ContainsSubstring("--set train.micro_batch=1 --set model.recompute=gelu."));
+  CHECK_THAT(refusal(std::min(bytes_with(1, "gelu"), bytes_with(1, "block")) - 1),
+             ContainsSubstring("No micro-batch fits"));
+}
+
+TEST_CASE("memory: micro_batch = 0 takes the largest that fits, a resumed run its own while that fits") {
+  const auto chosen = [](std::size_t usable, std::int64_t before) {
+    const SmallDevice device(usable + usable / 31 + 1);
+    REQUIRE(usable_memory(device) >= usable);
+    return with_micro_batch(batch_of_twelve(0), device, before).micro_batch();
+  };
+  CHECK(chosen(bytes_with(12), 0) == 12);
+  CHECK(chosen(bytes_with(12) - 64, 0) == 6);
+  CHECK(chosen(bytes_with(4), 0) == 4);
+  CHECK(chosen(16, 0) == 1);  // and is refused
+  CHECK(chosen(bytes_with(12), 3) == 3);
+  CHECK(chosen(bytes_with(3), 3) == 3);
+  CHECK(chosen(bytes_with(2), 3) == 2);
+  CHECK(chosen(bytes_with(12), 5) == 12);  // the batch has changed
+  CHECK(with_micro_batch(batch_of_twelve(4), SmallDevice(16), 12).micro_batch() == 4);
 }
 
 TEST_CASE("memory: a plan that does not fit says what is needed, what there is, and its largest tensors") {
@@ -96,10 +120,10 @@ TEST_CASE("memory: a plan that does not fit says what is needed, what there is, 
   plan.add(MemoryCategory::activations, "the middle one", DType::f32, {512}, middle);
   CHECK(plan.total_bytes() == 1024 + 12288 + 2048);
   SmallDevice exact(plan.total_bytes()), short_of_one(plan.total_bytes() - 1);
-  plan.require_fits(exact, "Nothing");
+  plan.require_fits(exact, [] { return "Nothing"; });
   CHECK_THROWS_WITH(
-      plan.require_fits(short_of_one, "Do this"),
-      ContainsSubstring("15.0 KiB are needed, 15.0 KiB available") &&
+      plan.require_fits(short_of_one, [] { return "Do this"; }),
+      ContainsSubstring("15.0 KiB are needed, 15.0 KiB available. Plan: activations 15.0 KiB.") &&
           ContainsSubstring(
               "the large one [3, 1024] 12.0 KiB, the middle one [512] 2.0 KiB, the small one") &&
           ContainsSubstring("Do this."));

@@ -65,7 +65,7 @@ OTHER = {
     "data.copy_mixture.p_prev": (0.75, {}),
     "train.steps": (10, {}),
     "train.tokens": (1000, {}),
-    "train.batch": (6, {}),
+    "train.batch": (6, {"train.micro_batch": 2}),
     "train.micro_batch": (1, {}),
     "train.lr": (0.5, {}),
     "train.min_lr": (0.009, {}),
@@ -75,8 +75,10 @@ OTHER = {
     "train.eps": (0.5, {}),
     "train.weight_decay": (10, {}),
     "train.clip": (1e-3, {}),
+    "train.rounding": ("stochastic", {}),
     "train.seed": (2, {}),
     "train.deterministic": ("false", {}),
+    "train.cuda_graph": ("off", {}),
     "train.spike_z": (1, {key: value for key, value in SPIKES.items() if key != "train.spike_z"}),
     "train.spike_window": (4, SPIKES),
     "train.max_skips": (3, WILD),
@@ -88,8 +90,8 @@ OTHER = {
     "checkpoint.milestone": (4, {"checkpoint.keep": 1}),
     "log.interval": (3, {}),
 }
-# fp32 is what the cpu takes by itself: another value shows by its refusal, and cannot be resumed with.
-EFFECT = OTHER | {"model.precision": ("bf16", {})}
+# These are what the cpu takes by itself: another value shows by its refusal, and cannot be resumed with.
+EFFECT = OTHER | {"model.precision": ("bf16", {}), "train.cuda_graph": ("on", {})}
 
 
 def keys_of(table, prefix=""):
@@ -222,7 +224,7 @@ def test_a_changed_key_does_what_its_row_says(binary, shards, tmp_path, interrup
         assert result.returncode == 0, (key, result.stderr)
         assert (told in result.stderr) == (kind != "silent"), (key, result.stderr)
         assert ("no effect" in result.stderr and key in result.stderr) == (
-            kind == "no effect" or key in ("model.tf32", "train.deterministic")
+            kind == "no effect" or key in ("model.tf32", "train.rounding", "train.deterministic")
         ), key
         ours, theirs = ([(line["step"], line["loss"]) for line in metrics_of(run)] for run in (folder, old))
         assert ours[:4] == theirs[:4], key
@@ -249,6 +251,7 @@ def test_a_changed_batch_goes_on_where_the_data_were_left(binary, tmp_path):
         "train.min_lr": 1e-12,
         "train.warmup": 0,
         "train.weight_decay": 0,
+        "train.micro_batch": 2,
         "eval.tokens": 0,
     }
     whole, split = tmp_path / "whole", tmp_path / "split"

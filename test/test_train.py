@@ -332,7 +332,7 @@ def controlling_terminal(file):
 
 def test_a_spike_is_skipped_and_does_not_move_the_limits(run_binary, tmp_path):
     """One and a half deviations above the mean of eight steps are common: some updates are skipped, the rest
-    of the run goes on."""
+    of the run goes on. The limits of a step rest on the results up to the step before the previous one."""
     run = tmp_path / "run"
     result = run_binary(
         *tiny_run(run, train__steps=60, train__spike_z=1.5, train__spike_window=8, train__max_skips=30)
@@ -342,12 +342,12 @@ def test_a_spike_is_skipped_and_does_not_move_the_limits(run_binary, tmp_path):
     assert (
         0 < len(skipped) < 60
         and all(line["skipped"] == "spike" for line in skipped)
-        and not any("skipped" in line for line in lines[:8])
+        and not any("skipped" in line for line in lines[:9])
     )
     assert json.loads((run / "summary.json").read_text())["skipped_updates"] == len(skipped)
     assert result.stderr.count("spike, update skipped") == len(skipped)
 
-    window = []
+    window, latest = [], []
     for line in lines:
         recent = np.array(window[-8:])
         if len(recent) == 8:
@@ -355,13 +355,30 @@ def test_a_spike_is_skipped_and_does_not_move_the_limits(run_binary, tmp_path):
             above = (np.array([line["loss"], line["grad_norm"]]) > limits * (1 + 1e-6)).any()
             below = (np.array([line["loss"], line["grad_norm"]]) < limits * (1 - 1e-6)).all()
             assert not (above and "skipped" not in line) and not (below and "skipped" in line)
-        if "skipped" not in line:
-            window.append((line["loss"], line["grad_norm"]))
+        window += latest
+        latest = [] if "skipped" in line else [(line["loss"], line["grad_norm"])]
+
+
+def test_a_micro_batch_of_0_is_announced_and_saved_resolved(run_binary, tmp_path):
+    result = run_binary(*tiny_run(tmp_path / "run"), *flags({"train.micro_batch": 0}))
+    assert "micro-batch 4 of 4 sequences, the largest that fits" in result.stdout
+    saved = tomllib.loads((tmp_path / "run/config.toml").read_text())
+    assert saved["train"]["micro_batch"] == 4
+    result = run_binary(*tiny_run(tmp_path / "run"), *flags({"train.micro_batch": 0}), "--resume")
+    assert "nothing to do" in result.stdout and "micro_batch" not in result.stderr
+    dry = run_binary(*tiny_run(tmp_path / "run"), *flags({"train.micro_batch": 0}), "--dry-run").stdout
+    assert re.search(r"micro-batch +4 +\(the largest that fits\)", dry)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_largest_micro_batch_that_does(run_binary, tmp_path):
     """Asks for more memory than any test machine has; one sequence at a time would fit."""
-    huge = {"data.seq_len": 4096, "train.batch": 65536, "model.width": 64, "model.recompute": "block"}
+    huge = {
+        "data.seq_len": 4096,
+        "train.batch": 65536,
+        "train.micro_batch": 65536,
+        "model.width": 64,
+        "model.recompute": "block",
+    }
     result = run_binary(*tiny_run(tmp_path / "run"), *flags(huge), code=1)
     assert (
         "out of memory" in result.stderr

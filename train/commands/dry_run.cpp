@@ -4,6 +4,7 @@
 
 #include "train/model/model_parameters.h"
 #include "train/run/run_folder.h"
+#include "train/training/memory_fit.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -19,9 +20,28 @@ void print_memory(const MemoryPlan& memory) {
     std::printf("memory: %-20s %20s\n", name_of(category), bytes_text(memory.bytes(category)).c_str());
   std::printf("memory: %-20s %20s\n", "total", bytes_text(memory.total_bytes()).c_str());
 }
+// The largest micro-batch for each model.recompute on GPUs of the usual sizes. They leave 3 % of their memory
+// to the CUDA context and to recorded graphs.
+void print_fitting_gpus(const Config& config, const Device& device) {
+  std::printf(
+      "largest micro-batch by memory of the GPU and model.recompute (-: one sequence does not fit)\n");
+  std::printf("%-12s %8s %8s %8s\n", "", "none", "gelu", "block");
+  for (const std::size_t gibibytes : {24, 40, 80, 141}) {
+    std::printf("%9zu GB ", gibibytes);
+    for (const char* recompute : {"none", "gelu", "block"}) {
+      Config other = config;
+      other.model.recompute = recompute;
+      const std::size_t bytes = (gibibytes << 30) / 100 * 97;
+      const std::int64_t largest = largest_micro_batch(other, device, bytes);
+      std::printf(" %8s", largest > 0 ? std::to_string(largest).c_str() : "-");
+    }
+    std::printf("\n");
+  }
+}
 }  // namespace
 
-void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device) {
+void dry_run(const Config& asked, const std::filesystem::path& run_folder, const Device& device) {
+  const Config config = with_micro_batch(asked, device);
   const ParameterCounts parameters = count_parameters(config);
   const std::int64_t tokens = config.train.batch * config.data.seq_len;
   print_count("parameters, trainable", parameters.trainable);
@@ -32,8 +52,18 @@ void dry_run(const Config& config, const std::filesystem::path& run_folder, cons
   print_count("tokens a step", tokens);
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
-  print_memory(TrainingPlan(config, device).memory);
+  print_count("micro-batch", config.micro_batch(),
+              asked.train.micro_batch == 0 ? "  (the largest that fits)" : "");
+  const TrainingPlan plan(config, device);
+  print_memory(plan.memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
+  if (plan.memory.total_bytes() > device.available_memory())
+    std::printf("memory: too little. %s\n",
+                setting_that_fits(config, device, device.available_memory()).c_str());
+  if (device.info().name == "cpu")
+    std::printf("for the plan on a GPU: --device cuda, or --device simt of a build with `make SIMT=ON`\n");
+  else
+    print_fitting_gpus(config, device);
   std::printf("output folder:   %s: %s\n", run_folder.c_str(), describe_run_folder(run_folder).c_str());
   std::fflush(stdout);
 

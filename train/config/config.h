@@ -64,7 +64,7 @@ struct Config {
     std::int64_t steps = 0;        // exactly one of steps and tokens is positive
     std::int64_t tokens = 0;       // steps = ceil(tokens / (batch * seq_len))
     std::int64_t batch = 128;      // sequences per step, over all ranks
-    std::int64_t micro_batch = 0;  // sequences per forward pass; 0: the whole batch
+    std::int64_t micro_batch = 0;  // sequences per forward pass; 0: the largest that fits the device
     double lr = 1e-4;
     double min_lr = 3e-5;
     std::int64_t warmup = 2000;
@@ -110,6 +110,7 @@ struct Config {
   }
   std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
+  // train.micro_batch; the whole batch where no device has replaced the 0 yet (with_micro_batch)
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
   std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
   std::int64_t sink_hidden() const;                                      // n

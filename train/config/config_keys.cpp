@@ -76,7 +76,7 @@ std::vector<Key> config_keys(Config& c) {
       {"train.batch", IntegerKey{&c.train.batch, 1, 10'000'000}, reported,
        "sequences a step, over all ranks"},
       {"train.micro_batch", IntegerKey{&c.train.micro_batch, 0, 10'000'000}, reported,
-       "sequences a forward pass; divides batch; 0: the whole batch"},
+       "sequences a forward pass; divides batch; 0: the largest that fits the device"},
       {"train.lr", NumberKey{&c.train.lr, 0, 10, true}, reported, "peak learning rate"},
       {"train.min_lr", NumberKey{&c.train.min_lr, 0, 10}, reported, "learning rate at the end of the cosine"},
       {"train.warmup", IntegerKey{&c.train.warmup, 0, 1'000'000'000}, reported, "steps of linear warm-up"},

@@ -120,7 +120,7 @@ void check_batch(const Config& c) {
   throw ConfigError(equals("train.batch", c.train.batch) + " is not divisible by " +
                     equals("train.micro_batch", c.train.micro_batch) +
                     "; set train.micro_batch to a divisor of it such as " + std::to_string(divisor) +
-                    ", or to 0 for the whole batch at once");
+                    ", or to 0 for the largest that fits the device");
 }
 
 void check_schedule(const Config& c) {
@@ -154,10 +154,11 @@ void check_sizes(const Config& c) {
           equals("model.layers", c.model.layers) + with("model.width", c.model.width) +
               with("model.ff_width", c.ff_width()) + with("model.vocab", c.model.vocab) + ": " +
               equals("parameters", parameters) + " are more than any machine holds; lower one of them");
-  const double tokens = static_cast<double>(c.micro_batch()) * static_cast<double>(c.data.seq_len);
+  const std::int64_t sequences = std::max<std::int64_t>(c.train.micro_batch, 1);  // at least
+  const double tokens = static_cast<double>(sequences) * static_cast<double>(c.data.seq_len);
   const double activations = tokens * (layers * (6 * width + mlp_matrices * ff_width) + vocab);
   require(activations <= most_elements,
-          equals("train.micro_batch", c.micro_batch()) + with("data.seq_len", c.data.seq_len) +
+          equals("train.micro_batch", sequences) + with("data.seq_len", c.data.seq_len) +
               with("model.layers", c.model.layers) + with("model.width", c.model.width) +
               with("model.vocab", c.model.vocab) + ": " + equals("activations", activations) +
               " are more than any machine holds; lower one of them");

@@ -59,28 +59,37 @@ std::size_t MemoryPlan::total_bytes() const {
   return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0});
 }
 
-// Checks before allocating, because Linux may grant more memory than the machine has and kill the program
-// when it uses that memory.
-void MemoryPlan::require_fits(const Device& device, const std::string& advice) const {
-  const std::size_t available = device.available_memory();
-  if (total_bytes() <= available) return;
-  throw std::runtime_error("out of memory on device " + device.info().name + ": " +
-                           bytes_text(total_bytes()) + " are needed, " + bytes_text(available) +
-                           " available. Largest tensors: " + largest_tensors(largest_category()) + ". " +
-                           advice + ".");
+void MemoryPlan::refuse(const Device& device, const std::string& reason, MemoryCategory category,
+                        const Advice& advice) const {
+  std::string plan;
+  for (const MemoryCategory each : memory_categories)
+    if (bytes(each) > 0)
+      plan += (plan.empty() ? "" : ", ") + (name_of(each) + (" " + bytes_text(bytes(each))));
+  throw std::runtime_error("out of memory on device " + device.info().name + ": " + reason +
+                           " Plan: " + plan + ". Largest tensors of the " + name_of(category) + ": " +
+                           largest_tensors(category) + "." + (advice ? " " + advice() + "." : ""));
 }
 
-void MemoryPlan::allocate(Device& device, const std::string& advice) {
+// Checks before allocating, because Linux may grant more memory than the machine has and kill the program
+// when it uses that memory.
+void MemoryPlan::require_fits(const Device& device, const Advice& advice) const {
+  const std::size_t available = device.available_memory();
+  if (total_bytes() > available)
+    refuse(device, bytes_text(total_bytes()) + " are needed, " + bytes_text(available) + " available.",
+           largest_category(), advice);
+}
+
+void MemoryPlan::allocate(Device& device, const Advice& advice) {
   require_fits(device, advice);
   for (MemoryCategory category : memory_categories) {
     const std::size_t size = bytes(category);
     try {
       blocks_[index_of(category)] = DeviceBuffer(device, size);
     } catch (const std::bad_alloc&) {
-      throw std::runtime_error("out of memory on device " + device.info().name + ": " + name_of(category) +
-                               " need " + bytes_text(size) + " of " + bytes_text(total_bytes()) +
-                               " in all. Largest tensors: " + largest_tensors(category) + ". " + advice +
-                               ".");
+      refuse(device,
+             std::string("no memory for the ") + name_of(category) + ", " + bytes_text(size) + " of " +
+                 bytes_text(total_bytes()) + " in all.",
+             category, advice);
     }
     device.set_zero(blocks_[index_of(category)].data(), size);
   }

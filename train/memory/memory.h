@@ -36,13 +36,13 @@ class MemoryPlan {
   std::size_t bytes(MemoryCategory category) const;
   std::size_t total_bytes() const;
 
+  // What to do if the plan does not fit: a sentence without its full stop. Called only then.
+  using Advice = std::function<std::string()>;
   // allocate() allocates everything, filled with zeros. require_fits() allocates nothing: it compares the
   // plan with the device's available memory. Both throw std::runtime_error if the plan does not fit. The
-  // message gives the size needed, the largest tensors, and `advice`, a sentence without its full stop.
-  void require_fits(const Device& device, const std::string& advice) const;
-  void allocate(Device& device,
-                const std::string& advice =
-                    "Lower train.micro_batch or data.seq_len, or set model.recompute = \"block\"");
+  // message gives the size of each category, the largest tensors and the advice.
+  void require_fits(const Device& device, const Advice& advice) const;
+  void allocate(Device& device, const Advice& advice = {});
 
  private:
   struct Entry {
@@ -53,6 +53,8 @@ class MemoryPlan {
   };
   // Gives every planned tensor its address, where the blocks of the categories begin at `bases`.
   void place(const std::array<char*, memory_categories.size()>& bases);
+  [[noreturn]] void refuse(const Device& device, const std::string& reason, MemoryCategory category,
+                           const Advice& advice) const;
   MemoryCategory largest_category() const;
   std::string largest_tensors(MemoryCategory category) const;
 

@@ -143,7 +143,7 @@ ForwardModel::ForwardModel(const Config& config, BatchShape shape, const Paramet
         model_.forward(survey);
       },
       workspace_);
-  memory_.allocate(device, advice);
+  memory_.allocate(device, [&] { return advice; });
   scope_.emplace(device, workspace_memory(workspace_));
   model_.bind(device);
 }

@@ -26,7 +26,7 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
     all_ = std::make_unique<Model>(config, BatchShape{1, capacity}, false, parameters, memory_);
   }
   plan_workspace();
-  memory_.allocate(device, "Give a smaller --tokens or a shorter --prompt");
+  memory_.allocate(device, [] { return "Give a smaller --tokens or a shorter --prompt"; });
   const WorkspaceScope scope(device_, workspace_memory(workspace_));
   for (Model* model : {prompt_.get(), token_.get(), all_.get()})
     if (model) model->bind(device);

@@ -60,6 +60,8 @@ std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoin
   return notes;
 }
 
+std::int64_t micro_batch_of(const FoundCheckpoint& checkpoint) { return config_of(checkpoint).micro_batch(); }
+
 std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run) {
   const auto found = newest_checkpoint(run, Needed::everything, [](const std::string&) {});
   return found ? compare_configs(now, *found) : std::vector<std::string>();

@@ -1,6 +1,7 @@
 // Which settings and data may change when a run is resumed.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ namespace goat {
 // each difference that the user must be told. Throws ConfigError for a difference with which the
 // run cannot continue.
 std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoint& checkpoint);
+
+std::int64_t micro_batch_of(const FoundCheckpoint& checkpoint);  // of the run's config
 
 // The notes of compare_configs for the run in a folder, for --dry-run. Empty if there is no checkpoint.
 std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run);

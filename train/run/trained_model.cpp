@@ -89,7 +89,7 @@ TrainedModel::TrainedModel(Opened opened, Device& device)
       parameters_(opened.dtype) {
   declare_parameters(config_, parameters_);
   parameters_.plan(memory_, false);
-  memory_.allocate(device, "The weights alone do not fit");
+  memory_.allocate(device, [] { return "The weights alone do not fit"; });
   parameters_.bind();
   load_model(checkpoint_, device, parameters_);
 }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "train/model/evaluation.h"
+#include "train/training/memory_fit.h"
 #include "train/training/schedule.h"
 
 namespace goat {
@@ -41,29 +42,16 @@ std::int64_t steps_of_run(const Config& config, const RunState& state) {
   return state.step + left / tokens_a_step + (left % tokens_a_step != 0);
 }
 
-namespace {
-// The largest divisor of the batch that is below the present micro-batch and whose plan fits, as advice
-// to the user.
-std::string smaller_micro_batch(Config config, const Device& device, std::size_t available) {
-  for (std::int64_t size = config.micro_batch() - 1; size >= 1; --size) {
-    if (config.train.batch % size != 0) continue;
-    config.train.micro_batch = size;
-    if (TrainingPlan(config, device).memory.total_bytes() <= available)
-      return "The largest micro-batch that fits is " + std::to_string(size) +
-             ": --set train.micro_batch=" + std::to_string(size);
-  }
-  return "No micro-batch fits; set model.recompute = \"block\", or make the model or data.seq_len smaller";
+std::string Trainer::memory_advice() const {
+  return setting_that_fits(config(), device_, device_.available_memory());
 }
-}  // namespace
 
 void Trainer::require_memory() const {
-  const std::size_t available = device_.available_memory();
-  if (plan_.memory.total_bytes() > available)
-    plan_.memory.require_fits(device_, smaller_micro_batch(config(), device_, available));
+  plan_.memory.require_fits(device_, [this] { return memory_advice(); });
 }
 
 void Trainer::allocate() {
-  plan_.memory.allocate(device_);
+  plan_.memory.allocate(device_, [this] { return memory_advice(); });
   plan_.parameters.bind();
   exchange_.emplace(device_, 2 * sizeof(Exchange));
   for (StepEvents& events : events_) events = {device_.make_event(), device_.make_event()};

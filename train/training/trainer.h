@@ -40,7 +40,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   ~Trainer();
 
-  // Throws std::runtime_error if the plan does not fit. The message names the largest micro-batch that fits.
+  // Throws std::runtime_error if the plan does not fit. The message names a setting that fits.
   void require_memory() const;
   void allocate();    // then call initialize() or restore()
   void initialize();  // draws the initial weights
@@ -86,6 +86,7 @@ class Trainer {
     std::int64_t first_sequence, sequences, tokens;
   };
   const Config& config() const { return plan_.config; }
+  std::string memory_advice() const;
   Exchange& exchange_of(std::int64_t step) const;  // two take turns
   StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 2)]; }
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);

@@ -27,7 +27,7 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       flops_per_token_(goat::flops_per_token(config)),
       progress_(trainer.steps(), config.log.interval, flops_per_token_) {}
 
-void TrainingLog::announce(const std::string& why, const TokenSource& data) const {
+void TrainingLog::announce(const std::string& why, const TokenSource& data, bool micro_batch_chosen) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
               device_.info().description.c_str(), why.c_str(),
               trainer_.parameters().dtype() == DType::bf16 ? "bf16, with fp32 master weights" : "fp32");
@@ -41,7 +41,10 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data) cons
       static_cast<long long>(config_.model.width), config_.model.attention.c_str(),
       static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
       static_cast<long long>(parameters_.full_projections));
-  std::printf("memory      %s\n", bytes_text(trainer_.memory().total_bytes()).c_str());
+  std::printf("memory      %s; micro-batch %lld of %s%s\n",
+              bytes_text(trainer_.memory().total_bytes()).c_str(),
+              static_cast<long long>(config_.micro_batch()), counted(config_.train.batch, "sequence").c_str(),
+              micro_batch_chosen ? ", the largest that fits" : "");
   const std::int64_t tokens_a_step = config_.train.batch * config_.data.seq_len;
   std::printf("run         %s: %s of %s\n", run_.path().c_str(), counted(trainer_.steps(), "step").c_str(),
               counted(tokens_a_step, "token").c_str());

@@ -20,7 +20,8 @@ class TrainingLog {
   TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer);
 
   // Prints the settings before the first step. `why` is the reason for choosing the device.
-  void announce(const std::string& why, const TokenSource& data) const;
+  // micro_batch_chosen: train.micro_batch was 0.
+  void announce(const std::string& why, const TokenSource& data, bool micro_batch_chosen) const;
   void saved(const std::filesystem::path& checkpoint);
   // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
