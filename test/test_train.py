@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
