@@ -22,6 +22,10 @@ void* Workspace::take(const char* operation, std::size_t bytes) {
                              "; WorkspaceSurvey finds the largest that a pass needs");
     return given_.data;
   }
+  if (own_refused_)
+    throw std::logic_error(std::string(operation) + ": recorded work needs a workspace of " +
+                           std::to_string(bytes) +
+                           " bytes that stays where it is; give one with WorkspaceScope");
   if (bytes > own_bytes_) {
     own_.reset();  // first, so that the old and the new memory need not fit together
     own_bytes_ = 0;

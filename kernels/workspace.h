@@ -22,6 +22,10 @@ class Workspace {
 
   WorkspaceMemory use(WorkspaceMemory memory);  // see Device::use_workspace
 
+  // From now on take() throws std::logic_error if it would take its own memory, because that moves when it
+  // grows; or may do so again.
+  void refuse_own(bool refused) { own_refused_ = refused; }
+
   // Device::workspace(op) bytes for the launch of `op`, 256-byte aligned; their contents are undefined.
   // nullptr if it needs none. The next launch may get the same bytes. A launch calls this before it enqueues
   // anything, so that an operation without enough memory changes nothing.
@@ -38,6 +42,7 @@ class Workspace {
   WorkspaceMemory given_;
   std::unique_ptr<void, Release> own_;
   std::size_t own_bytes_ = 0;
+  bool own_refused_ = false;
 };
 
 // Cuts a workspace into arrays, one after the other. Without memory it only counts their bytes.

@@ -45,21 +45,24 @@ void compare(const std::vector<std::string>& names, const Work& work, Set set, R
 void compare_on_simt(const Work& work) {
   using on_simt::Copies;
   using on_simt::Order;
+  using on_simt::Streams;
   struct Schedule {
     std::string name;
     Order order;
     Copies copies;
+    Streams streams;
     std::uint64_t seed;
   };
   const std::uint64_t seed = fresh_seed();
   const auto random = [](std::uint64_t of) {
-    return "threads and copies in random order, seed " + std::to_string(of);
+    return "threads, copies and streams in random order, seed " + std::to_string(of);
   };
   const std::vector<Schedule> schedules = {
-      {"threads ascending, copies late", Order::ascending, Copies::late, 1},
-      {"threads descending, copies early", Order::descending, Copies::early, 1},
-      {random(seed), Order::random, Copies::random, seed},
-      {random(seed + 1), Order::random, Copies::random, seed + 1}};
+      {"threads ascending, copies late, streams at once", Order::ascending, Copies::late, Streams::at_once,
+       1},
+      {"threads descending, copies early, streams late", Order::descending, Copies::early, Streams::late, 1},
+      {random(seed), Order::random, Copies::random, Streams::random, seed},
+      {random(seed + 1), Order::random, Copies::random, Streams::random, seed + 1}};
   std::vector<std::string> names;
   for (const Schedule& schedule : schedules) names.push_back(schedule.name);
   const on_simt::Options usual = on_simt::options();
@@ -68,6 +71,7 @@ void compare_on_simt(const Work& work) {
       [&](std::size_t i) {
         on_simt::options().order = schedules[i].order;
         on_simt::options().copies = schedules[i].copies;
+        on_simt::options().streams = schedules[i].streams;
         on_simt::options().seed = schedules[i].seed;
       },
       [&] { on_simt::options() = usual; });

@@ -16,8 +16,8 @@ namespace goat::test {
 // * the operation accepts a workspace that is one byte too small, or refuses it with another error,
 // * it writes a guard byte,
 // * a result differs in a bit from that without a given workspace. This is checked while the test holds
-// little
-//   memory, because all of it is compared.
+//   little memory, because all of it is compared.
+// An operation that is recorded (capture) is not checked.
 class TestedDevice final : public Device {
  public:
   explicit TestedDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)) {}
@@ -31,6 +31,23 @@ class TestedDevice final : public Device {
   void download(void* to, const void* from, std::size_t bytes) override { inner_->download(to, from, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { inner_->copy(to, from, bytes); }
   void synchronize() override { inner_->synchronize(); }
+  void* allocate_host(std::size_t bytes) override { return inner_->allocate_host(bytes); }
+  void release_host(void* memory) noexcept override { inner_->release_host(memory); }
+  void enqueue_upload(void* to, const void* from, std::size_t bytes) override {
+    inner_->enqueue_upload(to, from, bytes);
+  }
+  void enqueue_download(void* to, const void* from, std::size_t bytes) override {
+    inner_->enqueue_download(to, from, bytes);
+  }
+  std::unique_ptr<DeviceEvent> make_event() override { return inner_->make_event(); }
+  void record(DeviceEvent& event) override { inner_->record(event); }
+  void wait(DeviceEvent& event) override { inner_->wait(event); }
+  double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const override {
+    return inner_->seconds_between(first, last);
+  }
+  bool can_capture() const override { return inner_->can_capture(); }
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override;
+  void replay(DeviceGraph& graph) override { inner_->replay(graph); }
   WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return inner_->use_workspace(memory); }
 #define GOAT_FORWARD_WORKSPACE(Operation, name) \
   std::size_t workspace(const Operation& op) const override { return inner_->workspace(op); }
@@ -52,6 +69,7 @@ class TestedDevice final : public Device {
   void restore(const Contents& contents);
 
   std::unique_ptr<Device> inner_;
+  bool capturing_ = false;
   std::map<void*, std::size_t> allocations_;  // what the test holds: memory and bytes
 };
 

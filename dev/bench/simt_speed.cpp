@@ -148,7 +148,7 @@ int main() {
   float* x = static_cast<float*>(allocate(256 * 768 * 4));
   float* y = static_cast<float*>(allocate(256 * 768 * 4));
   for (int i = 0; i < 256 * 768; ++i) x[i] = static_cast<float>(i % 31);
-  const cudaStream_t stream = nullptr;
+  constexpr std::nullptr_t stream{};
   measure("thread_of_empty_kernel", 4096. * 256,
           [&] { start_kernel(empty, dim3(4096), dim3(256), 0, stream, 0); });
   measure("syncwarp_per_thread", 4000. * 128,

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/attention/attention_traits.cuh"
 #include "kernels/cuda/gemm.cuh"
@@ -30,6 +32,18 @@ class CudaDevice : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
 
+  void* allocate_host(std::size_t bytes) override;
+  void release_host(void* memory) noexcept override;
+  void enqueue_upload(void* device, const void* host, std::size_t bytes) override;
+  void enqueue_download(void* host, const void* device, std::size_t bytes) override;
+  std::unique_ptr<DeviceEvent> make_event() override;
+  void record(DeviceEvent& event) override;
+  void wait(DeviceEvent& event) override;
+  double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const override;
+  bool can_capture() const override { return true; }
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override;
+  void replay(DeviceGraph& graph) override;
+
   WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return workspace_.use(memory); }
   using Device::workspace;
   std::size_t workspace(const EmbeddingBackward& op) const override;
@@ -50,8 +64,16 @@ class CudaDevice : public Device {
 #undef GOAT_OVERRIDE_LAUNCH
 
  private:
+  using Release = void (*)(void* memory) noexcept;
+  void refuse_in_capture(const char* call) const;
+  void release_after_capture(Release by, void* memory) noexcept;
+  void begin_capture();
+  void end_capture() noexcept;
+
   DeviceInfo info_;
   Stream stream_{};
+  bool capturing_ = false;
+  std::vector<std::pair<Release, void*>> released_in_capture_;
   std::unique_ptr<Gemm> gemm_;
   int multiprocessors_ = 1;
   Family family_ = Family::large_shared;  // of the tensor-core attention kernels

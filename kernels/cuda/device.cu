@@ -1,4 +1,7 @@
-// Memory and stream of a CudaDevice.
+// Memory, stream, events and recorded work of a CudaDevice.
+#include <stdexcept>
+#include <string>
+
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/open.h"
 #include "kernels/cuda/runtime.cuh"
@@ -10,6 +13,28 @@ namespace {
 // compiled it from PTX.
 __global__ void __launch_bounds__(32) report_families_kernel(LoadedFamilies* families) {
   if (threadIdx.x == 0) *families = {compiled_for<Family::large_shared>, compiled_for<Family::small_shared>};
+}
+
+struct StreamEvent final : DeviceEvent {
+  StreamEvent() : event(runtime::create_event()) {}
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+  ~StreamEvent() override { runtime::destroy_event(event); }
+  const Event event;
+};
+
+struct StreamGraph final : DeviceGraph {
+  explicit StreamGraph(Graph recorded) : graph(recorded) {}
+  StreamGraph(const StreamGraph&) = delete;
+  StreamGraph& operator=(const StreamGraph&) = delete;
+  ~StreamGraph() override { runtime::destroy_graph(graph); }
+  const Graph graph;
+};
+
+Event event_of(const DeviceEvent& event) {
+  const auto* known = dynamic_cast<const StreamEvent*>(&event);
+  if (!known) throw std::logic_error("an event was made by another kind of device");
+  return known->event;
 }
 }  // namespace
 
@@ -32,22 +57,105 @@ CudaDevice::~CudaDevice() {
 }
 
 std::size_t CudaDevice::available_memory() const { return runtime::free_memory(); }
-void* CudaDevice::allocate(std::size_t bytes) { return runtime::allocate(bytes); }
+void* CudaDevice::allocate(std::size_t bytes) {
+  refuse_in_capture("allocate");
+  return runtime::allocate(bytes);
+}
+void* CudaDevice::allocate_host(std::size_t bytes) {
+  refuse_in_capture("allocate_host");
+  return runtime::allocate_host(bytes);
+}
 
-// Waits for work that still uses the memory: cudaFree waits, and simulated work is always complete.
-void CudaDevice::release(void* memory) noexcept { runtime::release(memory); }
+// Waits for work that still uses the memory.
+void CudaDevice::release(void* memory) noexcept { release_after_capture(runtime::release, memory); }
+void CudaDevice::release_host(void* memory) noexcept { release_after_capture(runtime::release_host, memory); }
 
 void CudaDevice::set_zero(void* memory, std::size_t bytes) { runtime::set_zero(memory, bytes, stream_); }
-void CudaDevice::upload(void* device, const void* host, std::size_t bytes) {
-  runtime::upload(device, host, bytes, stream_);
-}
-void CudaDevice::download(void* host, const void* device, std::size_t bytes) {
-  runtime::download(host, device, bytes, stream_);
-}
 void CudaDevice::copy(void* to, const void* from, std::size_t bytes) {
   runtime::copy(to, from, bytes, stream_);
 }
-void CudaDevice::synchronize() { runtime::synchronize(stream_); }
+void CudaDevice::upload(void* device, const void* host, std::size_t bytes) {
+  refuse_in_capture("upload");
+  runtime::upload(device, host, bytes, stream_);
+}
+void CudaDevice::download(void* host, const void* device, std::size_t bytes) {
+  refuse_in_capture("download");
+  runtime::download(host, device, bytes, stream_);
+}
+void CudaDevice::enqueue_upload(void* device, const void* host, std::size_t bytes) {
+  refuse_in_capture("enqueue_upload");
+  runtime::enqueue_upload(device, host, bytes, stream_);
+}
+void CudaDevice::enqueue_download(void* host, const void* device, std::size_t bytes) {
+  refuse_in_capture("enqueue_download");
+  runtime::enqueue_download(host, device, bytes, stream_);
+}
+void CudaDevice::synchronize() {
+  refuse_in_capture("synchronize");
+  runtime::synchronize(stream_);
+}
+
+std::unique_ptr<DeviceEvent> CudaDevice::make_event() { return std::make_unique<StreamEvent>(); }
+void CudaDevice::record(DeviceEvent& event) {
+  refuse_in_capture("record");
+  runtime::record(event_of(event), stream_);
+}
+void CudaDevice::wait(DeviceEvent& event) {
+  refuse_in_capture("wait");
+  runtime::wait(event_of(event));
+}
+double CudaDevice::seconds_between(const DeviceEvent& first, const DeviceEvent& last) const {
+  return runtime::seconds_between(event_of(first), event_of(last));
+}
+
+void CudaDevice::refuse_in_capture(const char* call) const {
+  if (capturing_)
+    throw std::logic_error(std::string(call) +
+                           ": not in Device::capture, which records operations, copy and set_zero only");
+}
+
+// A GPU releases no memory while this thread captures.
+void CudaDevice::release_after_capture(Release by, void* memory) noexcept {
+  if (capturing_)
+    released_in_capture_.emplace_back(by, memory);
+  else
+    by(memory);
+}
+
+std::unique_ptr<DeviceGraph> CudaDevice::capture(const std::function<void()>& work) {
+  refuse_in_capture("capture");
+  begin_capture();
+  Graph graph{};
+  try {
+    work();
+    graph = runtime::end_capture(stream_);
+  } catch (...) {
+    runtime::abandon_capture(stream_);
+    end_capture();
+    throw;
+  }
+  end_capture();
+  return std::make_unique<StreamGraph>(graph);
+}
+
+void CudaDevice::begin_capture() {
+  runtime::begin_capture(stream_);
+  capturing_ = true;
+  workspace_.refuse_own(true);
+}
+
+void CudaDevice::end_capture() noexcept {
+  capturing_ = false;
+  workspace_.refuse_own(false);
+  for (const auto& [by, memory] : std::exchange(released_in_capture_, {})) by(memory);
+}
+
+void CudaDevice::replay(DeviceGraph& graph) {
+  refuse_in_capture("replay");
+  const auto* recorded = dynamic_cast<const StreamGraph*>(&graph);
+  if (!recorded) throw std::logic_error("replay: the work was recorded by another kind of device");
+  runtime::replay(recorded->graph, stream_);
+}
 
 std::unique_ptr<Device> open_device() { return std::make_unique<CudaDevice>(); }
 

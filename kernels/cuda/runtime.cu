@@ -1,6 +1,7 @@
 // The CUDA runtime calls of the device.
 #include "kernels/cuda/runtime.cuh"
 
+#include <algorithm>
 #include <new>
 
 #include "kernels/cuda/open.h"
@@ -34,6 +35,15 @@ bool is_missing_code(cudaError_t status) {
 std::string words_for(cudaError_t status) {
   cudaGetLastError();
   return cudaGetErrorString(status);
+}
+
+void check_allocation(cudaError_t status,
+                      const std::source_location where = std::source_location::current()) {
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check_cuda(status, where);
 }
 }  // namespace
 
@@ -83,33 +93,90 @@ std::size_t free_memory() {
 
 void* allocate(std::size_t bytes) {
   void* memory = nullptr;
-  const cudaError_t status = cudaMalloc(&memory, bytes > 0 ? bytes : 1);  // an address even for 0 bytes
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    throw std::bad_alloc();
-  }
-  check_cuda(status);
+  check_allocation(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)));
   return memory;
 }
 
 void release(void* memory) noexcept { cudaFree(memory); }
+
+void* allocate_host(std::size_t bytes) {
+  void* memory = nullptr;
+  check_allocation(cudaHostAlloc(&memory, std::max<std::size_t>(bytes, 1), cudaHostAllocDefault));
+  return memory;
+}
+
+void release_host(void* memory) noexcept { cudaFreeHost(memory); }
+
 void set_zero(void* memory, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(memory, 0, bytes, stream));
 }
 
-// From pageable memory cudaMemcpyAsync returns after it has staged the bytes.
+// From pageable memory cudaMemcpyAsync returns after it has staged the bytes, from page-locked memory before
+// it has read them.
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+  enqueue_upload(device, host, bytes, stream);
+  cudaPointerAttributes source{};
+  check_cuda(cudaPointerGetAttributes(&source, host));
+  if (source.type == cudaMemoryTypeHost) synchronize(stream);
 }
 
 void download(void* host, const void* device, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+  enqueue_download(host, device, bytes, stream);
   synchronize(stream);
+}
+
+void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+}
+
+void enqueue_download(void* host, const void* device, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
 }
 
 void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
 }
+
+Event create_event() {
+  Event event{};
+  check_cuda(cudaEventCreate(&event));
+  return event;
+}
+
+void destroy_event(Event event) noexcept { cudaEventDestroy(event); }
+void record(Event event, Stream stream) { check_cuda(cudaEventRecord(event, stream)); }
+void wait(Event event) { check_cuda(cudaEventSynchronize(event)); }
+void stream_wait(Stream stream, Event event) { check_cuda(cudaStreamWaitEvent(stream, event)); }
+
+double seconds_between(Event first, Event last) {
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, first, last));
+  return milliseconds / 1e3;
+}
+
+void begin_capture(Stream stream) {
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+Graph end_capture(Stream stream) {
+  cudaGraph_t recorded = nullptr;
+  check_cuda(cudaStreamEndCapture(stream, &recorded));
+  Graph graph{};
+  const cudaError_t status = cudaGraphInstantiate(&graph, recorded);
+  cudaGraphDestroy(recorded);
+  check_cuda(status);
+  return graph;
+}
+
+void abandon_capture(Stream stream) noexcept {
+  cudaGraph_t recorded = nullptr;
+  cudaStreamEndCapture(stream, &recorded);
+  if (recorded) cudaGraphDestroy(recorded);
+  cudaGetLastError();  // the end of a failed capture is an error itself
+}
+
+void replay(Graph graph, Stream stream) { check_cuda(cudaGraphLaunch(graph, stream)); }
+void destroy_graph(Graph graph) noexcept { cudaGraphExecDestroy(graph); }
 
 }  // namespace runtime
 

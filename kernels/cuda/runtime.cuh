@@ -21,13 +21,39 @@ void destroy_stream(Stream stream) noexcept;
 void synchronize(Stream stream);
 
 std::size_t free_memory();
+// Memory is 256-byte aligned, and has an address even for 0 bytes. release() waits for the work that is
+// enqueued on any stream, and does not report its errors.
 void* allocate(std::size_t bytes);
 void release(void* memory) noexcept;
+// Page-locked memory of the host. release_host() does not wait.
+void* allocate_host(std::size_t bytes);
+void release_host(void* memory) noexcept;
 void set_zero(void* memory, std::size_t bytes, Stream stream);
 // The caller may reuse the host memory after the return.
 void upload(void* device, const void* host, std::size_t bytes, Stream stream);
 // The bytes are in `host` at the return.
 void download(void* host, const void* device, std::size_t bytes, Stream stream);
+// `host` is memory of allocate_host(), which the copy reads or writes when its turn in the stream has come.
+void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream stream);
+void enqueue_download(void* host, const void* device, std::size_t bytes, Stream stream);
 void copy(void* to, const void* from, std::size_t bytes, Stream stream);
+
+Event create_event();
+void destroy_event(Event event) noexcept;
+void record(Event event, Stream stream);
+// The host waits for the event's latest record(), and stream_wait() lets a stream wait for it. Without a
+// record neither waits.
+void wait(Event event);
+void stream_wait(Stream stream, Event event);
+// The time on the GPU between the latest records of two events. Throws if one is not complete.
+double seconds_between(Event first, Event last);
+
+// What this thread enqueues on the stream between begin_capture() and end_capture() is recorded, not run.
+// abandon_capture() ends a capture that has failed.
+void begin_capture(Stream stream);
+Graph end_capture(Stream stream);
+void abandon_capture(Stream stream) noexcept;
+void replay(Graph graph, Stream stream);
+void destroy_graph(Graph graph) noexcept;
 
 }  // namespace goat::GOAT_TARGET::runtime

@@ -22,6 +22,8 @@
 namespace goat::on_cuda {
 
 using Stream = cudaStream_t;
+using Event = cudaEvent_t;
+using Graph = cudaGraphExec_t;
 using bf16 = __nv_bfloat16;
 
 // Throws std::runtime_error with CUDA's message and the source line of the call. Clears the error, except an

@@ -12,6 +12,7 @@
 #include "kernels/simt/races.h"
 #include "kernels/simt/report.h"
 #include "kernels/simt/sanitizers.h"
+#include "kernels/simt/streams.h"
 
 namespace goat::on_simt {
 
@@ -24,10 +25,11 @@ constexpr unsigned char guard_byte = 0xA5;
 std::size_t with_guard(std::size_t bytes) { return (bytes + guard + alignment - 1) / alignment * alignment; }
 
 void report_leaks() {
-  const DeviceMemoryUse use = device_memory_use();
-  if (options().leaks && use.allocations > 0)
-    std::fprintf(stderr, "simt: %zu device allocations were never released, %zu bytes\n", use.allocations,
-                 use.bytes);
+  if (!options().leaks) return;
+  for (DeviceMemory* memory : {&DeviceMemory::instance(), &DeviceMemory::page_locked()})
+    if (const DeviceMemoryUse use = memory->use(); use.allocations > 0)
+      std::fprintf(stderr, "simt: %zu allocations of %s were never released, %zu bytes\n", use.allocations,
+                   memory->kind(), use.bytes);
 }
 
 }  // namespace
@@ -42,8 +44,12 @@ Allocation::~Allocation() {
 DeviceMemory& DeviceMemory::instance() {
   static DeviceMemory& memory = *[] {
     std::atexit(report_leaks);
-    return new DeviceMemory;
+    return new DeviceMemory("device memory");
   }();
+  return memory;
+}
+DeviceMemory& DeviceMemory::page_locked() {
+  static DeviceMemory& memory = *new DeviceMemory("page-locked memory");
   return memory;
 }
 
@@ -64,7 +70,7 @@ void DeviceMemory::release(void* memory) {
   const std::lock_guard lock(mutex_);
   if (allocations_.erase(static_cast<unsigned char*>(memory)) == 0)
     throw std::runtime_error(
-        formatted("simt: device memory %p is released that is not allocated, or is released twice", memory));
+        formatted("simt: %s %p is released that is not allocated, or is released twice", kind_, memory));
   ++changes_;
 }
 
@@ -80,6 +86,7 @@ Allocation* DeviceMemory::find(const void* place) {
 
 bool DeviceMemory::contains(const void* place, std::size_t bytes) {
   struct Latest {
+    const DeviceMemory* of = nullptr;
     std::uint64_t changes = 0;
     const unsigned char* memory = nullptr;
     std::size_t bytes = 0;
@@ -90,10 +97,13 @@ bool DeviceMemory::contains(const void* place, std::size_t bytes) {
         static_cast<std::size_t>(static_cast<const unsigned char*>(place) - latest.memory);
     return offset <= latest.bytes && bytes <= latest.bytes - offset;
   };
-  if (latest.changes == std::atomic_ref(changes_).load(std::memory_order_relaxed) && inside()) return true;
+  if (latest.of == this && latest.changes == std::atomic_ref(changes_).load(std::memory_order_relaxed) &&
+      inside())
+    return true;
   const Allocation* allocation = find(place);
   if (!allocation) return false;
-  latest = {std::atomic_ref(changes_).load(std::memory_order_relaxed), allocation->memory, allocation->bytes};
+  latest = {this, std::atomic_ref(changes_).load(std::memory_order_relaxed), allocation->memory,
+            allocation->bytes};
   return inside();
 }
 
@@ -123,6 +133,9 @@ DeviceMemoryUse device_memory_use() { return DeviceMemory::instance().use(); }
 void* device_allocate(std::size_t bytes) {
   return DeviceMemory::instance().allocate(bytes, options().poison);
 }
-void device_release(void* memory) { DeviceMemory::instance().release(memory); }
+void device_release(void* memory) {
+  StreamQueues::instance().finish_all();
+  DeviceMemory::instance().release(memory);
+}
 
 }  // namespace goat::on_simt

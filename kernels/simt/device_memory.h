@@ -1,4 +1,4 @@
-// The memory that device_allocate() has allocated: addresses, guard bands, and the race checker's data.
+// Memory that was allocated for the simulated GPU: addresses, guard bands, and the race checker's data.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,10 @@ struct Allocation {
 
 class DeviceMemory {
  public:
-  static DeviceMemory& instance();
+  static DeviceMemory& instance();     // what device_allocate() has allocated
+  static DeviceMemory& page_locked();  // memory of the host that the GPU's copies read and write
+
+  explicit DeviceMemory(const char* kind) : kind_(kind) {}
 
   void* allocate(std::size_t bytes, bool poisoned);
   void release(void* memory);
@@ -43,8 +46,10 @@ class DeviceMemory {
   // Describes an allocation whose guard band was overwritten, or returns "". Reports each overrun once.
   std::string overrun();
   DeviceMemoryUse use();
+  const char* kind() const { return kind_; }
 
  private:
+  const char* kind_;  // for messages
   std::mutex mutex_;
   std::map<const unsigned char*, std::unique_ptr<Allocation>> allocations_;
   std::uint64_t changes_ = 1;  // number of allocations and releases so far

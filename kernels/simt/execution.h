@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -13,7 +14,13 @@
 
 namespace goat::on_simt {
 
-using Stream = cudaStream_t;
+class StreamQueue;
+struct EventState;
+struct RecordedGraph;
+// Work on the null stream runs at once, whatever Options::streams is (streams.h).
+using Stream = StreamQueue*;
+using Event = EventState*;
+using Graph = RecordedGraph*;
 
 struct Fiber;
 
@@ -100,7 +107,8 @@ T* dynamic_shared() {
 std::uint32_t shared_address(const void* place);
 
 // Memory of the simulated device, 256-byte aligned. device_allocate throws std::bad_alloc if there is too
-// little memory. device_release throws std::runtime_error for memory that is not allocated.
+// little memory. device_release first runs all work that is enqueued on any stream, as cudaFree waits for it.
+// It throws std::runtime_error for memory that is not allocated.
 void* device_allocate(std::size_t bytes);
 void device_release(void* memory);
 
@@ -108,27 +116,33 @@ void device_release(void* memory);
 
 struct KernelCall {
   const void* kernel;
-  void (*run)(void* arguments);
-  void* arguments;
+  void (*run)(const void* arguments);
+  std::shared_ptr<const void> (*keep)(const void* arguments);  // copies the arguments
+  const void* arguments;
 };
-void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call);
+void enqueue_grid(Stream stream, const Grid& grid, dim3 block, std::size_t shared_bytes,
+                  const KernelCall& call);
 
-// Runs kernel<<<grid, block, shared_bytes>>>(arguments...) and returns when it is complete. Throws
-// std::runtime_error for a launch that a GPU would refuse, and for every defect found in the kernel. The
-// device can be used again afterwards.
+// Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...) with the options() of now. Throws
+// std::runtime_error for a launch that a GPU would refuse. Every defect found in the kernel is thrown as
+// std::runtime_error by the call that runs the kernel: this one if Options::streams is at_once. The device
+// can be used again afterwards.
 template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream,
+void enqueue(void (*kernel)(Parameters...), Grid grid, dim3 block, std::size_t shared_bytes, Stream stream,
              Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "enqueue: wrong number of kernel arguments");
   struct Call {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;
   } call{kernel, {static_cast<Parameters>(arguments)...}};
-  const auto run = [](void* memory) {
+  const auto run = [](const void* memory) {
     const Call& self = *static_cast<const Call*>(memory);
     std::apply(self.kernel, self.arguments);
   };
-  run_grid(grid, block, shared_bytes, {reinterpret_cast<const void*>(kernel), run, &call});
+  const auto keep = [](const void* memory) -> std::shared_ptr<const void> {
+    return std::make_shared<const Call>(*static_cast<const Call*>(memory));
+  };
+  enqueue_grid(stream, grid, block, shared_bytes, {reinterpret_cast<const void*>(kernel), run, keep, &call});
 }
 
 }  // namespace goat::on_simt

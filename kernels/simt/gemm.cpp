@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/simt/streams.h"
+
 namespace goat::on_simt {
 
 namespace {
@@ -54,8 +56,9 @@ bool Gemm::can_add_bias(const Tensor&, Factor, Factor, const Tensor& bias, bool)
 
 std::size_t Gemm::workspace_bytes(const Tensor&, Factor) { return 0; }
 
-void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                    bool tf32, void*) {
+// What multiply() enqueues.
+static void multiply_now(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
+                         bool tf32) {
   const std::int64_t m = out.shape[0], n = out.shape[1], k = left.tensor.shape[left.transposed ? 0 : 1];
   if (m == 0 || n == 0) return;
   std::vector<float> sum = accumulate ? widened(out) : std::vector<float>(static_cast<std::size_t>(m * n));
@@ -78,6 +81,15 @@ void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& 
                                out.name + "' " + out.shape_text());
   }
   store(out, sum);
+}
+
+void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
+                    bool tf32, void*) {
+  enqueue_work(stream_, [=, left_tensor = left.tensor, left_transposed = left.transposed,
+                         right_tensor = right.tensor, right_transposed = right.transposed] {
+    multiply_now(out, {left_tensor, left_transposed}, {right_tensor, right_transposed}, bias, accumulate,
+                 tf32);
+  });
 }
 
 }  // namespace goat::on_simt

@@ -14,6 +14,7 @@
 #include "kernels/simt/races.h"
 #include "kernels/simt/report.h"
 #include "kernels/simt/scheduler.h"
+#include "kernels/simt/streams.h"
 
 namespace goat::on_simt {
 
@@ -21,17 +22,6 @@ namespace {
 
 std::mutex counters_mutex;
 Counters total;
-
-void add_counters(const Counters& counters) {
-  const std::lock_guard lock(counters_mutex);
-  total.blocks += counters.blocks;
-  total.switches += counters.switches;
-  total.collectives += counters.collectives;
-  total.barriers += counters.barriers;
-  total.races += counters.races;
-  total.matrix_reads += counters.matrix_reads;
-  total.conflicting_matrix_reads += counters.conflicting_matrix_reads;
-}
 
 // Runs blocks of a launch on this host thread until none is left.
 void take_part(Launch& launch) {
@@ -136,20 +126,60 @@ int processors_of_this_process() {
   return count;
 }
 
-[[noreturn]] void refuse(const Launch& launch, const std::string& reason) {
-  throw std::runtime_error("simt: " + kernel_name(launch.call.kernel) + " cannot start: " + reason);
+void check_limits(const Grid& grid, dim3 block, std::size_t shared_bytes, const void* kernel) {
+  const auto refuse = [&](const std::string& reason) {
+    throw std::runtime_error("simt: " + kernel_name(kernel) + " cannot start: " + reason);
+  };
+  if (current_worker) refuse("a kernel cannot enqueue a kernel");
+  if (const std::string fault = launch_fault(grid, block); !fault.empty()) refuse(fault);
+  const int architecture = options().architecture;
+  const std::size_t limit = shared_memory_limit(architecture);
+  if (shared_bytes > limit)
+    refuse(formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu", shared_bytes,
+                     architecture, limit));
 }
 
-void check_limits(const Launch& launch, const Grid& grid) {
-  if (current_worker) refuse(launch, "a kernel cannot enqueue a kernel");
-  if (const std::string fault = launch_fault(grid, launch.block); !fault.empty()) refuse(launch, fault);
-  const std::size_t limit = shared_memory_limit(launch.options.architecture);
-  if (launch.shared_bytes > limit)
-    refuse(launch, formatted("%zu bytes of dynamic shared memory; the limit of sm_%d is %zu",
-                             launch.shared_bytes, launch.options.architecture, limit));
+void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const KernelCall& call,
+              const Options& settings) {
+  static std::atomic<std::uint32_t> launches{0};
+  Launch launch;
+  launch.grid = grid;
+  launch.block = block;
+  launch.shared_bytes = shared_bytes;
+  launch.call = call;
+  launch.options = settings;
+  launch.number = ++launches;
+  launch.blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+
+  const int wanted = settings.threads > 0 ? settings.threads : processors_of_this_process();
+  const bool one_thread = wanted == 1 || launch.blocks == 1 || (kernels_are_instrumented && settings.races);
+  if (one_thread)
+    take_part(launch);
+  else
+    host_threads().run(
+        launch, static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), launch.blocks)));
+
+  const std::string overrun = DeviceMemory::instance().overrun();
+  if (!launch.report.empty())
+    throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": " + launch.report);
+  if (!overrun.empty())
+    throw std::runtime_error("simt: " + kernel_name(call.kernel) +
+                             ": out of bounds, something was written behind " + overrun);
 }
 
 }  // namespace
+
+void add_counters(const Counters& counters) {
+  const std::lock_guard lock(counters_mutex);
+  total.blocks += counters.blocks;
+  total.switches += counters.switches;
+  total.collectives += counters.collectives;
+  total.barriers += counters.barriers;
+  total.races += counters.races;
+  total.matrix_reads += counters.matrix_reads;
+  total.conflicting_matrix_reads += counters.conflicting_matrix_reads;
+  total.host_waits += counters.host_waits;
+}
 
 std::int64_t Grid::most_yz() { return options().grid_limit; }
 
@@ -163,33 +193,14 @@ void reset_counters() {
 }
 bool race_checking_available() { return kernels_are_instrumented; }
 
-void run_grid(const Grid& grid, dim3 block, std::size_t shared_bytes, const KernelCall& call) {
-  static std::atomic<std::uint32_t> launches{0};
-  Launch launch;
-  launch.block = block;
-  launch.shared_bytes = shared_bytes;
-  launch.call = call;
-  launch.options = options();
-  launch.number = ++launches;
-  check_limits(launch, grid);
-  launch.grid = checked_size(grid);
-  launch.blocks = static_cast<std::uint64_t>(grid.x * grid.y * grid.z);
-
-  const int wanted = launch.options.threads > 0 ? launch.options.threads : processors_of_this_process();
-  const bool one_thread =
-      wanted == 1 || launch.blocks == 1 || (kernels_are_instrumented && launch.options.races);
-  if (one_thread)
-    take_part(launch);
-  else
-    host_threads().run(
-        launch, static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), launch.blocks)));
-
-  const std::string overrun = DeviceMemory::instance().overrun();
-  if (!launch.report.empty())
-    throw std::runtime_error("simt: " + kernel_name(call.kernel) + ": " + launch.report);
-  if (!overrun.empty())
-    throw std::runtime_error("simt: " + kernel_name(call.kernel) +
-                             ": out of bounds, something was written behind " + overrun);
+void enqueue_grid(Stream stream, const Grid& grid, dim3 block, std::size_t shared_bytes,
+                  const KernelCall& call) {
+  check_limits(grid, block, shared_bytes, call.kernel);
+  const dim3 size = checked_size(grid);
+  if (runs_at_once(stream)) return run_grid(size, block, shared_bytes, call, options());
+  append(stream, [=, settings = options(), arguments = call.keep(call.arguments)] {
+    run_grid(size, block, shared_bytes, {call.kernel, call.run, call.keep, arguments.get()}, settings);
+  });
 }
 
 }  // namespace goat::on_simt

@@ -55,6 +55,9 @@ Options environment_options() {
   read_choice<Copies>("GOAT_SIMT_COPIES",
                       {{"early", Copies::early}, {"late", Copies::late}, {"random", Copies::random}},
                       result.copies);
+  read_choice<Streams>("GOAT_SIMT_STREAMS",
+                       {{"at_once", Streams::at_once}, {"late", Streams::late}, {"random", Streams::random}},
+                       result.streams);
   read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}},
                    result.architecture);
   read_choice<bool>("GOAT_SIMT_LEAKS", {{"0", false}, {"1", true}}, result.leaks);

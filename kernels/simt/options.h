@@ -1,7 +1,7 @@
 // Options of the simulated device. Tests set options(). Environment variables set the initial values:
 //   GOAT_SIMT_ORDER=ascending|descending|random  GOAT_SIMT_COPIES=early|late|random  GOAT_SIMT_SEED=n
-//   GOAT_SIMT_THREADS=n  GOAT_SIMT_ARCHITECTURE=80|86|89|90|120  GOAT_SIMT_MULTIPROCESSORS=n
-//   GOAT_SIMT_LEAKS=1
+//   GOAT_SIMT_STREAMS=at_once|late|random  GOAT_SIMT_THREADS=n  GOAT_SIMT_ARCHITECTURE=80|86|89|90|120
+//   GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,18 @@ enum class Order { ascending, descending, random };
 // one of the two.
 enum class Copies { early, late, random };
 
+// When the work of a stream (kernels, copies, matrix products) runs. A program that waits where it must gives
+// the same bits for each.
+//   at_once  in the call that enqueues it.
+//   late     when the host waits for it (runtime::synchronize, wait, download, release, destroy_stream), and
+//            then no more than the wait needs.
+//   random   in any order that streams and events allow: some of it at each call that enqueues or waits.
+enum class Streams { at_once, late, random };
+
 struct Options {
   Order order = Order::ascending;
   Copies copies = Copies::late;
+  Streams streams = Streams::at_once;
   std::uint64_t seed = 1;
   // Number of host threads. 0: all processors that this process may use. The race checker uses one.
   int threads = 0;
@@ -37,8 +46,8 @@ struct Options {
   std::size_t stack_bytes = 0;
 };
 
-// The options of this process. Every enqueue() reads them. Throws std::runtime_error if an environment
-// variable has a value that is not listed above.
+// The options of this process. Every enqueue() reads them; they hold for the kernel whenever it runs. Throws
+// std::runtime_error if an environment variable has a value that is not listed above.
 Options& options();
 
 // Reads the environment variables again.
@@ -57,6 +66,7 @@ struct Counters {
   std::uint64_t races = 0;
   std::uint64_t matrix_reads = 0;              // 8x8 matrices read by ldmatrix
   std::uint64_t conflicting_matrix_reads = 0;  // those with two rows in the same banks
+  std::uint64_t host_waits = 0;                // calls of runtime::synchronize, wait and download
 };
 Counters counters();
 void reset_counters();

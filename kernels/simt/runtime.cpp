@@ -1,28 +1,45 @@
-// The counterpart of kernels/cuda/runtime.cu: device memory is host memory, and streams complete every
-// operation at once.
+// The counterpart of kernels/cuda/runtime.cu: device memory is host memory, and streams.h holds the streams.
 #include "kernels/cuda/runtime.cuh"
 
 #include <cstring>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "kernels/host_memory.h"
 #include "kernels/simt/device_memory.h"
 #include "kernels/simt/options.h"
 #include "kernels/simt/report.h"
+#include "kernels/simt/scheduler.h"
+#include "kernels/simt/streams.h"
 
 namespace goat::on_simt::runtime {
 
 namespace {
-// Throws for memory that a GPU's copy engine would refuse, or that is not allocated.
+// Throws for memory that a GPU's copy engine would refuse, or that is not allocated. Copies are checked when
+// they are enqueued, and again when they run.
 void require_device_memory(const void* memory, std::size_t bytes, const char* what) {
   if (bytes > 0 && !DeviceMemory::instance().contains(memory, bytes))
     throw std::runtime_error(formatted(
         "simt: %s of %zu bytes at %p: out of bounds, no device allocation holds them", what, bytes, memory));
 }
 
+void require_page_locked(const void* memory, std::size_t bytes, const char* what) {
+  if (bytes > 0 && !DeviceMemory::page_locked().contains(memory, bytes))
+    throw std::runtime_error(
+        formatted("simt: %s of %zu bytes: the host memory at %p is not, or no longer, memory of "
+                  "Device::allocate_host; a GPU would have to copy it before the call returns",
+                  what, bytes, memory));
+}
+
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);  // an empty tensor may have no memory
+}
+
+void count_host_wait() {
+  Counters one;
+  one.host_waits = 1;
+  add_counters(one);
 }
 }  // namespace
 
@@ -32,31 +49,118 @@ Hardware hardware() {
           shared_memory_limit(options().architecture)};
 }
 
-Stream create_stream() { return nullptr; }
-void destroy_stream(Stream) noexcept {}
-void synchronize(Stream) {}
+Stream create_stream() { return StreamQueues::instance().create(); }
+void destroy_stream(Stream stream) noexcept {
+  if (stream) StreamQueues::instance().destroy(stream);
+}
+void synchronize(Stream stream) {
+  count_host_wait();
+  if (stream) StreamQueues::instance().finish(*stream);
+}
 
 std::size_t free_memory() { return available_memory(); }
 void* allocate(std::size_t bytes) { return device_allocate(bytes); }
 void release(void* memory) noexcept {
   if (memory) device_release(memory);
 }
-void set_zero(void* memory, std::size_t bytes, Stream) {
+void* allocate_host(std::size_t bytes) {
+  return DeviceMemory::page_locked().allocate(bytes, options().poison);
+}
+void release_host(void* memory) noexcept {
+  if (memory) DeviceMemory::page_locked().release(memory);
+}
+
+void set_zero(void* memory, std::size_t bytes, Stream stream) {
   require_device_memory(memory, bytes, "set_zero");
-  if (bytes > 0) std::memset(memory, 0, bytes);
+  enqueue_work(stream, [=] {
+    require_device_memory(memory, bytes, "set_zero");
+    if (bytes > 0) std::memset(memory, 0, bytes);
+  });
 }
-void upload(void* device, const void* host, std::size_t bytes, Stream) {
+
+void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
   require_device_memory(device, bytes, "upload");
-  copy_bytes(device, host, bytes);
+  if (runs_at_once(stream)) return copy_bytes(device, host, bytes);
+  const auto* first = static_cast<const unsigned char*>(host);
+  append(stream, [=, staged = std::vector<unsigned char>(first, first + bytes)] {
+    require_device_memory(device, bytes, "upload");
+    copy_bytes(device, staged.data(), bytes);
+  });
 }
-void download(void* host, const void* device, std::size_t bytes, Stream) {
+
+void download(void* host, const void* device, std::size_t bytes, Stream stream) {
   require_device_memory(device, bytes, "download");
-  copy_bytes(host, device, bytes);
+  enqueue_work(stream, [=] {
+    require_device_memory(device, bytes, "download");
+    copy_bytes(host, device, bytes);
+  });
+  synchronize(stream);
 }
-void copy(void* to, const void* from, std::size_t bytes, Stream) {
-  require_device_memory(to, bytes, "copy");
-  require_device_memory(from, bytes, "copy");
-  copy_bytes(to, from, bytes);
+
+void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream stream) {
+  const auto check = [=] {
+    require_device_memory(device, bytes, "enqueue_upload");
+    require_page_locked(host, bytes, "enqueue_upload");
+  };
+  check();
+  enqueue_work(stream, [=] {
+    check();
+    copy_bytes(device, host, bytes);
+  });
+}
+
+// Until the copy runs, the host memory is poisoned, so that a host that reads it too early does not find what
+// an earlier copy left there.
+void enqueue_download(void* host, const void* device, std::size_t bytes, Stream stream) {
+  const auto check = [=] {
+    require_device_memory(device, bytes, "enqueue_download");
+    require_page_locked(host, bytes, "enqueue_download");
+  };
+  check();
+  if (runs_at_once(stream)) return copy_bytes(host, device, bytes);
+  if (options().poison && bytes > 0) std::memset(host, 0xFF, bytes);
+  append(stream, [=] {
+    check();
+    copy_bytes(host, device, bytes);
+  });
+}
+
+void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const auto check = [=] {
+    require_device_memory(to, bytes, "copy");
+    require_device_memory(from, bytes, "copy");
+  };
+  check();
+  enqueue_work(stream, [=] {
+    check();
+    copy_bytes(to, from, bytes);
+  });
+}
+
+Event create_event() { return new EventState; }
+void destroy_event(Event event) noexcept { delete event; }
+void record(Event event, Stream stream) { StreamQueues::instance().record(*event, *stream); }
+void stream_wait(Stream stream, Event event) { StreamQueues::instance().await(*stream, *event); }
+void wait(Event event) {
+  count_host_wait();
+  if (event->latest) StreamQueues::instance().finish(*event->latest);
+}
+
+double seconds_between(Event first, Event last) {
+  for (const Event event : {first, last})
+    if (!event->latest || !event->latest->complete || event->latest->failure)
+      throw std::runtime_error(
+          "simt: the time between two events was asked for, but one of them is not complete: call wait() "
+          "first");
+  return std::chrono::duration<double>(last->latest->time - first->latest->time).count();
+}
+
+void begin_capture(Stream stream) { StreamQueues::instance().begin_recording(*stream); }
+Graph end_capture(Stream stream) { return StreamQueues::instance().end_recording(*stream).release(); }
+void abandon_capture(Stream stream) noexcept { StreamQueues::instance().end_recording(*stream); }
+void destroy_graph(Graph graph) noexcept { delete graph; }
+void replay(Graph graph, Stream stream) {
+  for (const std::function<void()>& work : graph->work) enqueue_work(stream, work);
 }
 
 }  // namespace goat::on_simt::runtime

@@ -21,7 +21,7 @@ namespace goat::on_simt {
 class RaceChecker;
 class HopperUnits;
 
-// One call of enqueue().
+// One kernel that runs.
 struct Launch {
   dim3 grid, block;
   std::size_t shared_bytes = 0;
@@ -190,6 +190,9 @@ struct Worker {
 
 // The worker of this host thread while it runs a kernel.
 extern constinit thread_local Worker* current_worker;
+
+// Adds to what counters() returns.
+void add_counters(const Counters& counters);
 
 // Records `text` as the failure of the running block. The caller must end the block.
 void record_failure(Worker& worker, const std::string& text);

@@ -1,0 +1,177 @@
+#include "kernels/simt/streams.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace goat::on_simt {
+
+// Never destroyed, because devices of static duration may outlive all other objects.
+StreamQueues& StreamQueues::instance() {
+  static StreamQueues& queues = *new StreamQueues;
+  return queues;
+}
+
+StreamQueue* StreamQueues::create() {
+  const std::lock_guard lock(mutex_);
+  return streams_.emplace_back(std::make_unique<StreamQueue>()).get();
+}
+
+void StreamQueues::destroy(StreamQueue* stream) {
+  const std::lock_guard lock(mutex_);
+  run_pending(*stream);
+  std::erase_if(streams_, [&](const auto& one) { return one.get() == stream; });
+}
+
+bool StreamQueues::runs_at_once(StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  throw_failure(stream);
+  if (stream.recording_ || options().streams != Streams::at_once) return false;
+  run_pending(stream);
+  throw_failure(stream);
+  return true;
+}
+
+void StreamQueues::append(StreamQueue& stream, StreamEntry entry) {
+  const std::lock_guard lock(mutex_);
+  if (stream.recording_)
+    stream.recording_->work.push_back(std::move(entry.work));
+  else
+    push(stream, std::move(entry));
+}
+
+void StreamQueues::finish(StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  require_not_recording(stream, "a wait for the stream");
+  run_pending(stream);
+  throw_failure(stream);
+}
+
+void StreamQueues::finish_all() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& stream : streams_) run_pending(*stream);
+}
+
+void StreamQueues::finish(EventRecord& record) {
+  const std::lock_guard lock(mutex_);
+  run_until(record);
+  if (!record.failure) return;
+  record.failure->thrown = true;
+  std::rethrow_exception(record.failure->error);
+}
+
+void StreamQueues::record(EventState& event, StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  require_not_recording(stream, "record");
+  const auto latest = std::make_shared<EventRecord>();
+  latest->stream = &stream;
+  push(stream, {.work = {}, .recorded = latest, .awaited = {}});
+  event.latest = latest;
+}
+
+void StreamQueues::await(StreamQueue& stream, const EventState& event) {
+  const std::lock_guard lock(mutex_);
+  require_not_recording(stream, "a wait of the stream for an event");
+  if (event.latest) push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
+}
+
+void StreamQueues::begin_recording(StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  require_not_recording(stream, "another recording");
+  throw_failure(stream);
+  stream.recording_ = std::make_unique<RecordedGraph>();
+}
+
+std::unique_ptr<RecordedGraph> StreamQueues::end_recording(StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  return std::move(stream.recording_);
+}
+
+void StreamQueues::throw_failure(StreamQueue& stream) {
+  const std::shared_ptr<StreamFailure> failure = std::exchange(stream.failure_, nullptr);
+  if (!failure || std::exchange(failure->thrown, true)) return;
+  std::rethrow_exception(failure->error);
+}
+
+void StreamQueues::require_not_recording(const StreamQueue& stream, const char* call) {
+  if (stream.recording_)
+    throw std::logic_error(std::string("simt: ") + call + " is not possible while the stream records work");
+}
+
+void StreamQueues::push(StreamQueue& stream, StreamEntry entry) {
+  throw_failure(stream);
+  stream.pending_.push_back(std::move(entry));
+  switch (options().streams) {
+    case Streams::at_once: run_pending(stream); break;
+    case Streams::late: break;
+    case Streams::random: run_some(); break;
+  }
+  throw_failure(stream);
+}
+
+void StreamQueues::run_pending(StreamQueue& stream) {
+  while (!stream.pending_.empty()) run_next(stream);
+}
+
+// NOLINTNEXTLINE(misc-no-recursion)
+void StreamQueues::run_until(const EventRecord& record) {
+  while (!record.complete) run_next(*record.stream);
+}
+
+// A step on the way to the end of the stream's oldest entry: the entry, with all that it awaits. An entry can
+// only await a record that was made before it, so that this ends.
+// NOLINTNEXTLINE(misc-no-recursion)
+void StreamQueues::run_next(StreamQueue& stream) {
+  if (options().streams == Streams::random) return run_any();
+  if (const auto awaited = stream.pending_.front().awaited) run_until(*awaited);
+  run_oldest(stream);
+}
+
+void StreamQueues::run_oldest(StreamQueue& stream) {
+  const StreamEntry entry = std::move(stream.pending_.front());
+  stream.pending_.pop_front();
+  try {
+    if (entry.awaited && entry.awaited->failure) std::rethrow_exception(entry.awaited->failure->error);
+    if (entry.work) entry.work();
+  } catch (...) {
+    return drop(stream, std::current_exception());
+  }
+  if (!entry.recorded) return;
+  entry.recorded->time = std::chrono::steady_clock::now();
+  entry.recorded->complete = true;
+}
+
+void StreamQueues::drop(StreamQueue& stream, std::exception_ptr error) {
+  stream.failure_ = std::make_shared<StreamFailure>(StreamFailure{std::move(error)});
+  for (const StreamEntry& entry : std::exchange(stream.pending_, {}))
+    if (entry.recorded) {
+      entry.recorded->failure = stream.failure_;
+      entry.recorded->complete = true;
+    }
+}
+
+// Runs entries of random streams until a coin says stop.
+void StreamQueues::run_some() {
+  const auto pending = [](const auto& stream) { return !stream->pending_.empty(); };
+  while (random() % 2 == 0 && std::any_of(streams_.begin(), streams_.end(), pending)) run_any();
+}
+
+// Runs the oldest entry of a random stream that does not wait for another one. There is one if any entry is
+// pending: that which was enqueued first.
+void StreamQueues::run_any() {
+  std::vector<StreamQueue*> ready;
+  for (const auto& stream : streams_) {
+    if (stream->pending_.empty()) continue;
+    const auto& awaited = stream->pending_.front().awaited;
+    if (!awaited || awaited->complete) ready.push_back(stream.get());
+  }
+  run_oldest(*ready[random() % ready.size()]);
+}
+
+// The sequence begins again when Options::seed changes.
+std::uint64_t StreamQueues::random() {
+  if (const std::uint64_t seed = options().seed; seed != seed_) generator_.seed(seed_ = seed);
+  return generator_();
+}
+
+}  // namespace goat::on_simt

@@ -1,0 +1,114 @@
+// Streams, events and recorded graphs of the simulated GPU. A stream is a queue; Options::streams says when
+// its entries run.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/simt/execution.h"
+#include "kernels/simt/options.h"
+
+namespace goat::on_simt {
+
+// An error of an entry. The stream drops the entries behind it, and so does every stream that waits for one
+// of them. The next call on the stream, or a wait for an event behind the entry, throws the error.
+struct StreamFailure {
+  std::exception_ptr error;
+  bool thrown = false;
+};
+
+// One call of record(). It is complete when its entry has run or was dropped.
+struct EventRecord {
+  StreamQueue* stream = nullptr;  // valid until the record is complete
+  bool complete = false;
+  std::chrono::steady_clock::time_point time{};
+  std::shared_ptr<StreamFailure> failure;  // of the entry because of which it was dropped
+};
+struct EventState {
+  std::shared_ptr<EventRecord> latest;
+};
+
+struct RecordedGraph {
+  std::vector<std::function<void()>> work;
+};
+
+// One entry has one of the three.
+struct StreamEntry {
+  std::function<void()> work;
+  std::shared_ptr<EventRecord> recorded;
+  std::shared_ptr<EventRecord> awaited;
+};
+
+class StreamQueue {
+  friend class StreamQueues;
+  std::deque<StreamEntry> pending_;
+  std::shared_ptr<StreamFailure> failure_;    // not yet thrown
+  std::unique_ptr<RecordedGraph> recording_;  // null unless work is recorded
+};
+
+// All streams of this process. Every function may be called by several host threads.
+class StreamQueues {
+ public:
+  static StreamQueues& instance();
+
+  StreamQueue* create();
+  void destroy(StreamQueue* stream);  // runs its entries first
+
+  bool runs_at_once(StreamQueue& stream);
+  void append(StreamQueue& stream, StreamEntry entry);
+
+  void finish(StreamQueue& stream);  // runs what is pending; throws the stream's failure
+  void finish_all();                 // for all streams; keeps their failures
+  void finish(EventRecord& record);  // runs what the record needs; throws its failure
+  void record(EventState& event, StreamQueue& stream);
+  void await(StreamQueue& stream, const EventState& event);
+
+  void begin_recording(StreamQueue& stream);
+  std::unique_ptr<RecordedGraph> end_recording(StreamQueue& stream);
+
+ private:
+  void throw_failure(StreamQueue& stream);
+  void require_not_recording(const StreamQueue& stream, const char* call);
+  void push(StreamQueue& stream, StreamEntry entry);
+  void run_pending(StreamQueue& stream);
+  void run_until(const EventRecord& record);
+  void run_next(StreamQueue& stream);
+  void run_oldest(StreamQueue& stream);
+  void drop(StreamQueue& stream, std::exception_ptr error);
+  void run_some();
+  void run_any();
+  std::uint64_t random();
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<StreamQueue>> streams_;
+  std::uint64_t seed_ = 0;
+  std::mt19937_64 generator_{0};
+};
+
+// Whether work that is enqueued now runs in the call that enqueues it. Then all earlier work of the stream
+// has run. Throws the failure of earlier work.
+inline bool runs_at_once(Stream stream) { return !stream || StreamQueues::instance().runs_at_once(*stream); }
+
+// Enqueues work that does not run at once. `work` owns all that it needs. It may run several times, because
+// the stream may be recording.
+inline void append(Stream stream, std::function<void()> work) {
+  StreamQueues::instance().append(*stream, {.work = std::move(work), .recorded = {}, .awaited = {}});
+}
+
+template <class Work>
+void enqueue_work(Stream stream, Work&& work) {
+  if (runs_at_once(stream))
+    work();
+  else
+    append(stream, std::forward<Work>(work));
+}
+
+}  // namespace goat::on_simt
