@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags=(-std=c++20 -O2 -g -w -fno-strict-aliasing -fno-math-errno -fno-trapping-math -isystem "${CUDA_HEADERS:-/usr/local/cuda/include}")
 mapfile -t sources < <(ls "$root"/kernels/simt/*.cpp | grep -v -e gemm.cpp -e runtime.cpp -e race_hooks.cpp)
-g++ "${flags[@]}" -I"$root" "$root/dev/bench/simt_speed.cpp" "${sources[@]}" -o "$work/ours" -pthread -ldl
+g++ "${flags[@]}" -I"$root" -x c++ "$root/dev/bench/simt_speed.cpp" "$root/kernels/cuda/grid.cu" "${sources[@]}" -o "$work/ours" -pthread -ldl
 # The prototype as its own run.sh builds it: for this machine.
 g++ "${flags[@]}" -march=native -DPROTOTYPE -I"$prototype" "$root/dev/bench/simt_speed.cpp" "$prototype/simt.cpp" -o "$work/prototype" -pthread -ldl
 for ((i = 0; i < rounds; ++i)); do
