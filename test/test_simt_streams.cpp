@@ -24,6 +24,11 @@ __global__ void trapped() {
   if (threadIdx.x == 3) __trap();
 }
 
+// Notes the order in which the blocks run.
+__global__ void numbered(int* number, int* next) {
+  if (threadIdx.x == 0) number[blockIdx.x] = atomicAdd(next, 1);
+}
+
 constexpr int side = 12, count = side * side;
 constexpr std::size_t bytes = count * sizeof(float);
 Values counting(float first) {
@@ -199,6 +204,25 @@ TEST_CASE("simt: an option that changes leaves the order of a stream as it is") 
   two.scope->streams = Streams::at_once;
   enqueue_affine(two.first, y, y, 1, 1);
   CHECK(y[0] == 5);
+}
+
+TEST_CASE("simt: the options of a launch are those of its call") {
+  TwoStreams two(Streams::late);
+  const DeviceArray<int> number(4), next(std::vector<int>{0});
+  two.scope->order = Order::descending;
+  enqueue(numbered, dim3(4), dim3(32), 0, two.first, number, next);
+  two.scope->order = Order::ascending;
+  runtime::synchronize(two.first);
+  CHECK(number.values() == std::vector<int>{3, 2, 1, 0});
+}
+
+TEST_CASE("simt: an error that nothing waited for is printed") {
+  const std::string report = report_of_child([] {
+    const TwoStreams two(Streams::late);
+    enqueue(trapped, dim3(1), dim3(32), 0, two.first);
+  });
+  CHECK_THAT(report, ContainsSubstring("trapped (test_simt_streams.cpp") &&
+                         ContainsSubstring("when the stream was destroyed"));
 }
 
 TEST_CASE("simt: the error of late work is thrown by the wait that runs it, and ends the queue") {

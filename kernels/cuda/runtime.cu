@@ -114,6 +114,7 @@ void set_zero(void* memory, std::size_t bytes, Stream stream) {
 // From pageable memory cudaMemcpyAsync returns after it has staged the bytes, from page-locked memory before
 // it has read them.
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
+  if (bytes == 0) return;  // perhaps without memory
   enqueue_upload(device, host, bytes, stream);
   cudaPointerAttributes source{};
   check_cuda(cudaPointerGetAttributes(&source, host));

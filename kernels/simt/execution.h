@@ -17,7 +17,8 @@ namespace goat::on_simt {
 class StreamQueue;
 struct EventState;
 struct RecordedGraph;
-// Work on the null stream runs at once, whatever Options::streams is (streams.h).
+// Work on the null stream runs at once, whatever Options::streams is (streams.h). It has no events and
+// records nothing.
 using Stream = StreamQueue*;
 using Event = EventState*;
 using Graph = RecordedGraph*;

@@ -21,9 +21,9 @@
 //
 // Defects that are found, by build (test/test_simt_*.cpp plants each defect):
 // * always: a wrong barrier, warp divergence, missing lanes, limits of the GPU, misplaced asynchronous copies
-//   and misaligned intrinsics, copies between the host and the GPU that are out of bounds or of ordinary memory
-//   where they need page-locked memory;
-// * with Options::streams late or random: streams and hosts that do not wait for work that they depend on;
+//   and misaligned intrinsics; copies of the host that are out of bounds, or of ordinary memory where they
+//   need page-locked memory;
+// * with Options::streams late or random: a stream or a host that does not wait where it must;
 // * with -fsanitize=address,undefined: memory errors and misaligned plain vectors;
 // * with kernels compiled with -fsanitize=thread (race_hooks.cpp): races, uninitialised shared memory
 //   and missing waits.

@@ -1,10 +1,22 @@
 #include "kernels/simt/streams.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 
 namespace goat::on_simt {
+
+namespace {
+void print(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    std::fprintf(stderr, "%s (found when the stream was destroyed, because nothing had waited for it)\n",
+                 known.what());
+  }
+}
+}  // namespace
 
 // Never destroyed, because devices of static duration may outlive all other objects.
 StreamQueues& StreamQueues::instance() {
@@ -20,6 +32,7 @@ StreamQueue* StreamQueues::create() {
 void StreamQueues::destroy(StreamQueue* stream) {
   const std::lock_guard lock(mutex_);
   run_pending(*stream);
+  if (stream->failure_ && !stream->failure_->thrown) print(stream->failure_->error);
   std::erase_if(streams_, [&](const auto& one) { return one.get() == stream; });
 }
 
@@ -113,14 +126,12 @@ void StreamQueues::run_pending(StreamQueue& stream) {
   while (!stream.pending_.empty()) run_next(stream);
 }
 
-// NOLINTNEXTLINE(misc-no-recursion)
 void StreamQueues::run_until(const EventRecord& record) {
   while (!record.complete) run_next(*record.stream);
 }
 
 // A step on the way to the end of the stream's oldest entry: the entry, with all that it awaits. An entry can
 // only await a record that was made before it, so that this ends.
-// NOLINTNEXTLINE(misc-no-recursion)
 void StreamQueues::run_next(StreamQueue& stream) {
   if (options().streams == Streams::random) return run_any();
   if (const auto awaited = stream.pending_.front().awaited) run_until(*awaited);

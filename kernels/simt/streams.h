@@ -60,7 +60,7 @@ class StreamQueues {
   static StreamQueues& instance();
 
   StreamQueue* create();
-  void destroy(StreamQueue* stream);  // runs its entries first
+  void destroy(StreamQueue* stream);  // runs its entries first, and prints a failure
 
   bool runs_at_once(StreamQueue& stream);
   void append(StreamQueue& stream, StreamEntry entry);
