@@ -143,6 +143,25 @@ void check(const GeluBackward& op) {
   s.elementwise("dx", op.dx, activation);
 }
 
+void check(const LinearGeluForward& op) {
+  Signature s("linear_gelu_forward");
+  s.contiguous("x", op.x, activation, {"N", "I"});
+  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  if (op.bias) s.contiguous("bias", op.bias, weight, {"O"});
+  s.contiguous("projected", op.projected, activation, {"N", "O"});
+  s.contiguous("out", op.out, activation, {"N", "O"});
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
+void check(const LinearGeluBackwardInput& op) {
+  Signature s("linear_gelu_backward_input");
+  s.contiguous("dout", op.dout, activation, {"N", "O"});
+  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  s.contiguous("projected", op.projected, activation, {"N", "I"});
+  s.contiguous("dprojected", op.dprojected, activation, {"N", "I"});
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
 void check(const SwigluForward& op) {
   Signature s("swiglu_forward");
   s.strided("gate", op.gate, activation, {"N", "F"});

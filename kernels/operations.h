@@ -140,6 +140,39 @@ struct GeluBackward {
   Tensor x;
 };
 
+// ---------------------------------------------------------------------------------------- linear with gelu
+// Where the GELU beside a matrix product is computed.
+enum class Epilogue : std::uint8_t {
+  own,      // after the product: it reads what the product has stored, rounded to the model's dtype
+  library,  // by the matrix library, from the product's fp32 sums, before they are stored
+};
+
+// projected = x weight^T + bias,  out = gelu(projected). Saves projected. projected is the sum s rounded
+// once. own: out = gelu(projected), bitwise what LinearForward and GeluForward compute. library: out =
+// gelu(s). Where the matrix library has no such product (for these shapes, dtypes and addresses), library
+// means own; the cpu device has none. GeluForward of projected gives out again only in `own`.
+struct LinearGeluForward {
+  Tensor out;        // [N, O]
+  Tensor projected;  // [N, O]
+  Tensor x;          // [N, I]
+  Tensor weight;     // [O, I], weight
+  Tensor bias;       // [O], weight; optional
+  bool tf32 = false;
+  Epilogue epilogue = Epilogue::own;
+};
+
+// dprojected = (dout weight) * gelu'(projected): the gradient through a linear layer whose input is
+// gelu(projected). own: dout weight is rounded first, bitwise as LinearBackwardInput and GeluBackward do it.
+// library: the fp32 sums are multiplied and rounded once. The rest as in LinearGeluForward.
+struct LinearGeluBackwardInput {
+  Tensor dprojected;  // [N, I]
+  Tensor dout;        // [N, O]
+  Tensor weight;      // [O, I], weight
+  Tensor projected;   // [N, I], as saved by the forward operation
+  bool tf32 = false;
+  Epilogue epilogue = Epilogue::own;
+};
+
 // --------------------------------------------------------------------------------------------------- swiglu
 // out = silu(gate) * up,  silu(x) = x / (1 + e^-x)  (Shazeer 2020). gate and up may be the halves of one [N,
 // 2F]. Saves gate and up.

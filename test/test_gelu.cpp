@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "test/catch.h"
+#include "test/gelu_oracle.h"
 #include "test/operand.h"
 #include "test/schedules.h"
 #include "test/tested_device.h"
@@ -14,31 +15,9 @@ using goat::test::Operand;
 using goat::test::Rng;
 
 namespace {
+using namespace goat::test::gelu_oracle;
 using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
-const double root = std::sqrt(2 / std::acos(-1.0));
-
-double tanh_term(double x) { return std::tanh(root * (x + 0.044715 * x * x * x)); }
-double sech_term(double x) {
-  return x / 2 * (1 - tanh_term(x) * tanh_term(x)) * root * (1 + 3 * 0.044715 * x * x);
-}
-
-double gelu(double x) { return x / 2 * (1 + tanh_term(x)); }
-double gelu_derivative(double x) { return (1 + tanh_term(x)) / 2 + sech_term(x); }
-
-// The same sums with the absolute values of their terms: in the left tail 1 and tanh cancel.
-double gelu_terms(double x) { return std::abs(x) / 2 * (1 + std::abs(tanh_term(x))); }
-double gelu_derivative_terms(double x) { return (1 + std::abs(tanh_term(x))) / 2 + std::abs(sech_term(x)); }
-
-Values map(double (*function)(double), Values values) {
-  for (double& value : values) value = function(value);
-  return values;
-}
-
-Values product(Values a, const Values& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] *= b[i];
-  return a;
-}
 }  // namespace
 
 TEST_CASE("gelu: the derivative of the oracle is its numerical derivative") {

@@ -287,6 +287,35 @@ TEST_CASE("operand checks: linear") {
         }) == "linear_backward_weight: x [7, 4] f32: expected shape [N, I] = [6, I] (N = 6 in dout)");
 }
 
+TEST_CASE("operand checks: linear with gelu") {
+  const LinearGeluForward forward{.out = bf16({6, 3}),
+                                  .projected = bf16({6, 3}),
+                                  .x = bf16({6, 4}),
+                                  .weight = bf16({3, 4}),
+                                  .bias = bf16({3})};
+  CHECK(complaint(forward) == "");
+  CHECK(complaint(forward, [](auto& op) { op.bias = {}; }) == "");
+  CHECK(complaint(forward, [](auto& op) { op.projected = {}; }) ==
+        "linear_gelu_forward: projected is missing");
+  CHECK(complaint(forward, [](auto& op) { op.bias = f32({3}); }) ==
+        "linear_gelu_forward: bias [3] f32: expected bf16 like x");
+  CHECK(complaint(forward, [](auto& op) {
+          op.out = bf16({6, 4});
+        }) == "linear_gelu_forward: out [6, 4] bf16: expected shape [N, O] = [6, 3] (O = 3 in weight)");
+
+  const LinearGeluBackwardInput backward{
+      .dprojected = f32({6, 4}), .dout = f32({6, 3}), .weight = f32({3, 4}), .projected = f32({6, 4})};
+  CHECK(complaint(backward) == "");
+  CHECK(complaint(backward,
+                  [](auto& op) {
+                    op.projected = f32({6, 3});
+                  }) ==
+        "linear_gelu_backward_input: projected [6, 3] f32: expected shape [N, I] = [6, 4] (I = 4 in weight)");
+  CHECK(complaint(backward, [](auto& op) {
+          op.dprojected = bf16({6, 4});
+        }) == "linear_gelu_backward_input: dprojected [6, 4] bf16: expected f32 like dout");
+}
+
 TEST_CASE("operand checks: gelu and softplus take any shape, but the same") {
   CHECK(complaint(GeluForward{f32({2, 3, 5}), f32({2, 3, 5})}) == "");
   CHECK(complaint(GeluForward{f32({30}), f32({2, 3, 5})}) ==

@@ -150,6 +150,22 @@ void bench_classifier(Bench& bench, const Model& model) {
   bench.time("add_loss", AddLoss{static_cast<StepState*>(state.data), losses, {}, 1e-6f}, facts_of(model));
 }
 
+// The MLP's GELU by kernels of its own and by the epilogues of cuBLASLt: up forward, down backward.
+void bench_linear_gelu(Bench& bench, const Model& model) {
+  Arena arena(bench.device());
+  const std::int64_t n = model.tokens(), c = model.width, f = model.hidden;
+  const Tensor x = arena.tensor(bf16, {n, c}, "x"), up = arena.tensor(bf16, {f, c}, "up"),
+               down = arena.tensor(bf16, {c, f}, "down"), bias = arena.tensor(bf16, {f}, "bias"),
+               projected = arena.tensor(bf16, {n, f}, "projected"), out = arena.tensor(bf16, {n, f}, "out");
+  for (const Epilogue epilogue : {Epilogue::own, Epilogue::library}) {
+    nlohmann::ordered_json facts = facts_of(model);
+    facts["layer"] = epilogue == Epilogue::own ? "own" : "library";
+    bench.time("linear_gelu_forward", LinearGeluForward{out, projected, x, up, bias, false, epilogue}, facts);
+    bench.time("linear_gelu_backward_input",
+               LinearGeluBackwardInput{out, x, down, projected, false, epilogue}, facts);
+  }
+}
+
 struct Layer {
   const char* name;
   std::int64_t in, out;
@@ -186,6 +202,7 @@ void bench_gemm(Bench& bench) {
         Layer{"gate_up", large.width, 2 * large.hidden, false},
         Layer{"down", large.hidden, large.width, false}, Layer{"head", large.width, vocab, false}})
     time_layer(bench, large, layer);
+  for (const Model& model : {c4, large}) bench_linear_gelu(bench, model);
 }
 
 void bench_c4_layers(Bench& bench) {

@@ -67,6 +67,14 @@ Work work_of(const LinearBackwardWeight& op) {
 
 Work work_of(const GeluForward& op) { return {0, bytes_of({op.out, op.x})}; }
 Work work_of(const GeluBackward& op) { return {0, bytes_of({op.dx, op.dout, op.x})}; }
+Work work_of(const LinearGeluForward& op) {
+  return {matmul_flops(op.x.shape[0], op.weight.shape[0], op.weight.shape[1]),
+          bytes_of({op.out, op.projected, op.x, op.weight, op.bias})};
+}
+Work work_of(const LinearGeluBackwardInput& op) {
+  return {matmul_flops(op.dout.shape[0], op.weight.shape[0], op.weight.shape[1]),
+          bytes_of({op.dprojected, op.dout, op.weight, op.projected})};
+}
 Work work_of(const SwigluForward& op) { return {0, bytes_of({op.out, op.gate, op.up})}; }
 Work work_of(const SwigluBackward& op) { return {0, bytes_of({op.dgate, op.dup, op.dout, op.gate, op.up})}; }
 Work work_of(const Rope& op) { return {0, bytes_of({op.q, op.q, op.k, op.k, op.fourier})}; }

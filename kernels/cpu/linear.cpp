@@ -82,4 +82,15 @@ void CpuDevice::launch(const LinearBackwardWeight& op) {
     add_column_sums(dbias + first, dout + first, rows, columns, std::min(block_columns, columns - first));
 }
 
+// The product goes through memory in any case: a GELU of one tile at a time would need a GEMM of our own.
+void CpuDevice::launch(const LinearGeluForward& op) {
+  CpuDevice::launch(LinearForward{.out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias});
+  CpuDevice::launch(GeluForward{.out = op.out, .x = op.projected});
+}
+
+void CpuDevice::launch(const LinearGeluBackwardInput& op) {
+  CpuDevice::launch(LinearBackwardInput{.dx = op.dprojected, .dout = op.dout, .weight = op.weight});
+  CpuDevice::launch(GeluBackward{.dx = op.dprojected, .dout = op.dprojected, .x = op.projected});
+}
+
 }  // namespace goat

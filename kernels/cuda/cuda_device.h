@@ -52,6 +52,8 @@ class CudaDevice : public Device {
   std::size_t workspace(const LinearForward& op) const override;
   std::size_t workspace(const LinearBackwardInput& op) const override;
   std::size_t workspace(const LinearBackwardWeight& op) const override;
+  std::size_t workspace(const LinearGeluForward& op) const override;
+  std::size_t workspace(const LinearGeluBackwardInput& op) const override;
   std::size_t workspace(const SinkBackward& op) const override;
   std::size_t workspace(const PriorLanesBackward& op) const override;
   std::size_t workspace(const AttentionForward& op) const override;

@@ -20,10 +20,6 @@ namespace {
 
 constexpr std::size_t most_workspace = 32 << 20;  // NVIDIA's recommendation for Hopper
 
-std::string text_of(const Tensor& tensor) {
-  return std::string("'") + tensor.name + "' " + tensor.shape_text() + " " + name_of(tensor.dtype);
-}
-
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw std::runtime_error(std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusName(status));
@@ -47,21 +43,34 @@ cublasLtMatrixLayoutOpaque_t layout_of(const Tensor& tensor) {
   return layout;
 }
 
+cublasLtEpilogue_t epilogue_of(const Product& product) {
+  if (product.finish == Finish::gelu_gradient) return CUBLASLT_EPILOGUE_DGELU;
+  if (product.finish == Finish::gelu)
+    return product.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+  return product.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 // A product as cuBLASLt describes it. The opaque structures hold no resources.
-struct Product {
+struct Description {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t out, left, right;
 
-  Product(const Tensor& out_, Factor left_, Factor right_, const Tensor& bias, bool tf32)
-      : out(layout_of(out_)), left(layout_of(left_.tensor)), right(layout_of(right_.tensor)) {
-    const cublasComputeType_t products =
-        tf32 && left_.tensor.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  explicit Description(const Product& product)
+      : out(layout_of(product.out)),
+        left(layout_of(product.left.tensor)),
+        right(layout_of(product.right.tensor)) {
+    const cublasComputeType_t products = product.tf32 && product.left.tensor.dtype == DType::f32
+                                             ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                             : CUBLAS_COMPUTE_32F;
     check_cublas(cublasLtMatmulDescInit(&operation, products, CUDA_R_32F), "operation");
-    set(CUBLASLT_MATMUL_DESC_TRANSA, right_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, left_.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (!bias) return;
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);  // the bias has the type of out
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.data));
+    set(CUBLASLT_MATMUL_DESC_TRANSA, product.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, product.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product));
+    // The bias and aux have the type of out. The choice of an algorithm looks at their addresses.
+    if (product.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(product.bias.data));
+    if (product.finish == Finish::none) return;
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.aux.data);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.aux.shape[1]);
   }
 
  private:
@@ -76,14 +85,14 @@ class Preference {
  public:
   // Excludes algorithms that add parts in the type of out, which rounds twice, or in a random order. A
   // product that is split along k stores its parts in fp32 and adds them in a separate step.
-  Preference(const Tensor& out, const Tensor& left, const Tensor& right) {
+  explicit Preference(const Product& product) {
     check_cublas(cublasLtMatmulPreferenceInit(&preference_), "preference");
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{most_workspace});
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(right));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(left));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(out));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(out));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(product.right.tensor));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(product.left.tensor));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(product.out));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(product.out));
   }
   cublasLtMatmulPreference_t get() { return &preference_; }
 
@@ -96,17 +105,12 @@ class Preference {
   cublasLtMatmulPreferenceOpaque_t preference_;
 };
 
-std::string text_of(const Tensor& out, Factor left, Factor right, const Tensor& bias) {
-  const auto factor = [](Factor f) { return text_of(f.tensor) + (f.transposed ? "^T" : ""); };
-  return text_of(out) + " = " + factor(left) + " x " + factor(right) + (bias ? " + " + text_of(bias) : "");
-}
-
 }  // namespace
 
 struct Gemm::Library {
   // The choice of an algorithm depends on: shapes (they determine the strides), dtypes, transposed operands,
-  // bias, TF32, and alignments.
-  using Key = std::array<std::int64_t, 12>;
+  // TF32, epilogue, and alignments (0: no such operand).
+  using Key = std::array<std::int64_t, 14>;
 
   cublasLtHandle_t handle = nullptr;
   std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // nullopt: cuBLASLt has no algorithm
@@ -117,37 +121,35 @@ struct Gemm::Library {
   ~Library() { cublasLtDestroy(handle); }
 
   // The first choice of cuBLASLt's heuristic. It is asked once for each key.
-  const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Tensor& out, Factor left, Factor right,
-                                                       const Tensor& bias, bool tf32) {
-    const std::int64_t k = left.tensor.shape[left.transposed ? 0 : 1];
+  const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Product& product) {
+    const auto& [out, left, right, bias, accumulate, tf32, finish, aux] = product;
     const Key key{out.shape[0],
                   out.shape[1],
-                  k,
+                  left.tensor.shape[left.transposed ? 0 : 1],
                   static_cast<int>(out.dtype),
                   static_cast<int>(left.tensor.dtype),
                   left.transposed,
                   right.transposed,
-                  static_cast<bool>(bias),
                   tf32,
+                  epilogue_of(product),
                   alignment_of(out),
                   alignment_of(left.tensor),
-                  alignment_of(right.tensor)};
+                  alignment_of(right.tensor),
+                  bias ? alignment_of(bias) : 0,
+                  finish != Finish::none ? alignment_of(aux) : 0};
     const auto known = algorithms.find(key);
-    return known != algorithms.end()
-               ? known->second
-               : algorithms.emplace(key, ask(out, left, right, bias, tf32)).first->second;
+    return known != algorithms.end() ? known->second : algorithms.emplace(key, ask(product)).first->second;
   }
 
  private:
-  std::optional<cublasLtMatmulAlgo_t> ask(const Tensor& out, Factor left, Factor right, const Tensor& bias,
-                                          bool tf32) {
-    Product product(out, left, right, bias, tf32);
-    Preference preference(out, left.tensor, right.tensor);
+  std::optional<cublasLtMatmulAlgo_t> ask(const Product& product) {
+    Description description(product);
+    Preference preference(product);
     std::array<cublasLtMatmulHeuristicResult_t, 4> results{};
     int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, &product.operation, &product.right, &product.left, &product.out, &product.out,
-        preference.get(), static_cast<int>(results.size()), results.data(), &count);
+        handle, &description.operation, &description.right, &description.left, &description.out,
+        &description.out, preference.get(), static_cast<int>(results.size()), results.data(), &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return std::nullopt;
     check_cublas(status, "choice of an algorithm");
     const auto usable = [](const cublasLtMatmulHeuristicResult_t& result) {
@@ -161,36 +163,35 @@ struct Gemm::Library {
 Gemm::Gemm(Stream stream) : stream_(stream), library_(std::make_unique<Library>()) {}
 Gemm::~Gemm() = default;
 
-bool Gemm::can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32) {
-  return is_aligned_bias(bias) && library_->algorithm(out, left, right, bias, tf32).has_value();
+bool Gemm::supports(const Product& product) {
+  return fits_epilogue(product) && library_->algorithm(product).has_value();
 }
 
 // The choice of an algorithm depends on the alignments, so it is not asked how much it takes.
-std::size_t Gemm::workspace_bytes(const Tensor& out, Factor left) {
-  return out.elements() > 0 && left.tensor.elements() > 0 ? most_workspace : 0;
+std::size_t Gemm::workspace_bytes(const Product& product) {
+  return product.out.elements() > 0 && product.left.tensor.elements() > 0 ? most_workspace : 0;
 }
 
-void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                    bool tf32, void* workspace) {
+void Gemm::multiply(const Product& product, void* workspace) {
+  const Tensor &out = product.out, &left = product.left.tensor, &right = product.right.tensor;
   if (out.elements() == 0) return;
-  if (left.tensor.elements() == 0) {  // the product is an empty sum
-    if (bias)
-      throw std::runtime_error("Gemm: an empty product with a bias: " + text_of(out, left, right, bias));
-    if (!accumulate) runtime::set_zero(out.data, out.bytes(), stream_);
+  if (left.elements() == 0) {  // the product is an empty sum
+    if (product.bias || product.finish != Finish::none)
+      throw std::runtime_error("Gemm: an empty product with an epilogue: " + text_of(product));
+    if (!product.accumulate) runtime::set_zero(out.data, out.bytes(), stream_);
     return;
   }
-  const std::optional<cublasLtMatmulAlgo_t>& algorithm = library_->algorithm(out, left, right, bias, tf32);
-  if (!algorithm)
-    throw std::runtime_error("cuBLASLt has no algorithm for " + text_of(out, left, right, bias));
-  Product product(out, left, right, bias, tf32);
-  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
+  const std::optional<cublasLtMatmulAlgo_t>& algorithm = library_->algorithm(product);
+  if (!algorithm) throw std::runtime_error("cuBLASLt has no algorithm for " + text_of(product));
+  Description description(product);
+  const float one = 1, beta = product.accumulate ? 1.0f : 0.0f;
   const cublasStatus_t status =
-      cublasLtMatmul(library_->handle, &product.operation, &one, right.tensor.data, &product.right,
-                     left.tensor.data, &product.left, &beta, out.data, &product.out, out.data, &product.out,
-                     &*algorithm, workspace, most_workspace, stream_);
+      cublasLtMatmul(library_->handle, &description.operation, &one, right.data, &description.right,
+                     left.data, &description.left, &beta, out.data, &description.out, out.data,
+                     &description.out, &*algorithm, workspace, most_workspace, stream_);
   if (status != CUBLAS_STATUS_SUCCESS)
     throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusName(status) + " for " +
-                             text_of(out, left, right, bias));
+                             text_of(product));
 }
 
 }  // namespace goat::on_cuda

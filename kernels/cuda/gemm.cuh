@@ -11,13 +11,31 @@ namespace goat::GOAT_TARGET {
 
 // A row-major operand: the tensor [rows, columns], or its transpose.
 struct Factor {
-  const Tensor& tensor;
-  bool transposed;
+  Tensor tensor;
+  bool transposed = false;
 };
 
-// left and right are both f32 or both bf16; out has their dtype, or is f32; bias has the dtype of out. Sums
-// are fp32. Products of f32 are full fp32, or with `tf32` products of operands rounded to TF32. Results are
-// deterministic. Throws std::runtime_error that names the tensors.
+// What happens to the fp32 sums of a product before they are rounded to `out`.
+enum class Finish : std::uint8_t {
+  none,
+  gelu,           // aux = sums, out = gelu(sums); each is rounded once
+  gelu_gradient,  // out = sums * gelu'(aux)
+};
+
+// out [m, n] = finish(left [m, k] right [k, n] + bias [n] + out). left and right are both f32 or both bf16;
+// out has their dtype, or is f32; bias and aux have the dtype of out.
+struct Product {
+  Tensor out;
+  Factor left, right;
+  Tensor bias{};            // optional
+  bool accumulate = false;  // whether out is one of the terms
+  bool tf32 = false;        // whether f32 operands may be rounded to TF32
+  Finish finish = Finish::none;
+  Tensor aux{};  // [m, n], of `finish`
+};
+
+// Sums are fp32. Products of f32 are full fp32, or with `tf32` products of operands rounded to TF32. Results
+// are deterministic. Throws std::runtime_error that names the tensors.
 class Gemm {
  public:
   explicit Gemm(Stream stream);
@@ -25,16 +43,15 @@ class Gemm {
   Gemm& operator=(const Gemm&) = delete;
   ~Gemm();
 
-  // out [m, n] = left [m, k] right [k, n] + bias [n] (optional) + out (if accumulate), rounded once.
   // `workspace`: 256-byte aligned memory of workspace_bytes().
-  void multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate, bool tf32,
-                void* workspace);
+  void multiply(const Product& product, void* workspace);
 
-  // The temporary memory of multiply() for these shapes.
-  static std::size_t workspace_bytes(const Tensor& out, Factor left);
+  // The temporary memory of multiply(). It depends on the shapes alone.
+  static std::size_t workspace_bytes(const Product& product);
 
-  // Whether multiply() can add this bias. The bias must be 16-byte aligned.
-  bool can_add_bias(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool tf32);
+  // Whether multiply() can compute the product, which must not be empty. A product without bias and finish
+  // always can.
+  bool supports(const Product& product);
 
  private:
   struct Library;
@@ -42,8 +59,28 @@ class Gemm {
   std::unique_ptr<Library> library_;
 };
 
-inline bool is_aligned_bias(const Tensor& bias) {
-  return reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+// What cuBLASLt's epilogues ask of their operands: a bias aligned to 16 bytes; `aux` aligned to 16 bytes,
+// with rows of a multiple of 8 elements; no bias beside a gradient.
+inline bool fits_epilogue(const Product& product) {
+  const auto aligned = [](const Tensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0;
+  };
+  if (product.bias && (!aligned(product.bias) || product.finish == Finish::gelu_gradient)) return false;
+  return product.finish == Finish::none || (aligned(product.aux) && product.aux.shape[1] % 8 == 0);
+}
+
+// The product in words, for messages.
+inline std::string text_of(const Product& product) {
+  const auto operand = [](const Tensor& t) {
+    return std::string("'") + t.name + "' " + t.shape_text() + " " + name_of(t.dtype);
+  };
+  const auto factor = [&](const Factor& f) { return operand(f.tensor) + (f.transposed ? "^T" : ""); };
+  std::string text = operand(product.out) + " = ";
+  if (product.finish == Finish::gelu) text += "gelu of ";
+  text += factor(product.left) + " x " + factor(product.right);
+  if (product.bias) text += " + " + operand(product.bias);
+  if (product.finish == Finish::gelu_gradient) text += ", times gelu' of " + operand(product.aux);
+  return text;
 }
 
 }  // namespace goat::GOAT_TARGET

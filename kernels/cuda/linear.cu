@@ -73,10 +73,44 @@ __global__ void __launch_bounds__(spread_threads)
     out[i] = bias[i % columns];
 }
 
+Product product_of(const LinearForward& op) {
+  return {.out = op.out, .left = {op.x, false}, .right = {op.weight, true}, .bias = op.bias, .tf32 = op.tf32};
+}
+
+Product product_of(const LinearBackwardInput& op) {
+  return {.out = op.dx, .left = {op.dout, false}, .right = {op.weight, false}, .tf32 = op.tf32};
+}
+
+Product product_of(const LinearBackwardWeight& op) {
+  return {.out = op.dweight,
+          .left = {op.dout, true},
+          .right = {op.x, false},
+          .accumulate = true,
+          .tf32 = op.tf32};
+}
+
+Product product_of(const LinearGeluForward& op) {
+  return {.out = op.out,
+          .left = {op.x, false},
+          .right = {op.weight, true},
+          .bias = op.bias,
+          .tf32 = op.tf32,
+          .finish = Finish::gelu,
+          .aux = op.projected};
+}
+
+Product product_of(const LinearGeluBackwardInput& op) {
+  return {.out = op.dprojected,
+          .left = {op.dout, false},
+          .right = {op.weight, false},
+          .tf32 = op.tf32,
+          .finish = Finish::gelu_gradient,
+          .aux = op.projected};
+}
 }  // namespace
 
 std::size_t CudaDevice::workspace(const LinearForward& op) const {
-  return Gemm::workspace_bytes(op.out, {op.x, false});
+  return Gemm::workspace_bytes(product_of(op));
 }
 
 // Gemm cannot add some biases, for example one that is not aligned. Then every row of `out` is first set
@@ -85,9 +119,8 @@ std::size_t CudaDevice::workspace(const LinearForward& op) const {
 void CudaDevice::launch(const LinearForward& op) {
   void* const workspace = workspace_.take(op);
   const std::int64_t elements = op.out.elements();
-  const bool spread = op.bias && elements > 0 &&
-                      !gemm_->can_add_bias(op.out, {op.x, false}, {op.weight, true}, op.bias, op.tf32);
-  if (spread) {
+  Product product = product_of(op);
+  if (op.bias && elements > 0 && !gemm_->supports(product)) {
     const std::int64_t blocks =
         std::min<std::int64_t>(divide_up(elements, spread_threads), 8 * multiprocessors_);
     with_element_type(op.out.dtype, [&](auto type) {
@@ -95,17 +128,18 @@ void CudaDevice::launch(const LinearForward& op) {
       enqueue(spread_rows_kernel<T>, blocks, spread_threads, 0, stream_, data_of<T>(op.out),
               data_of<T>(op.bias), elements, op.out.shape[1]);
     });
+    product.bias = {};
+    product.accumulate = true;
   }
-  gemm_->multiply(op.out, {op.x, false}, {op.weight, true}, spread ? Tensor{} : op.bias, spread, op.tf32,
-                  workspace);
+  gemm_->multiply(product, workspace);
 }
 
 std::size_t CudaDevice::workspace(const LinearBackwardInput& op) const {
-  return Gemm::workspace_bytes(op.dx, {op.dout, false});
+  return Gemm::workspace_bytes(product_of(op));
 }
 
 void CudaDevice::launch(const LinearBackwardInput& op) {
-  gemm_->multiply(op.dx, {op.dout, false}, {op.weight, false}, {}, false, op.tf32, workspace_.take(op));
+  gemm_->multiply(product_of(op), workspace_.take(op));
 }
 
 // The matrix product and then the slices of dbias, f64 [slices, O], use the same memory. dbias may be
@@ -114,15 +148,19 @@ std::size_t CudaDevice::workspace(const LinearBackwardWeight& op) const {
   const std::int64_t slices = divide_up(op.dout.shape[0], slice_rows);
   const std::size_t slice_bytes =
       op.dbias.rank > 0 ? static_cast<std::size_t>(slices * op.dout.shape[1]) * sizeof(double) : 0;
-  return std::max(Gemm::workspace_bytes(op.dweight, {op.dout, true}), slice_bytes);
+  return std::max(Gemm::workspace_bytes(product_of(op)), slice_bytes);
 }
 
 // dbias takes two steps. First a block sums a slice of 256 rows of a tile of columns; a warp reads 512
 // consecutive bytes of a row. Then a block adds the slices of 32 columns. Memory traffic: dout once, and 16
 // bytes for each column and slice.
+//
+// cuBLASLt's epilogues can sum the columns beside a product, but only store the sums, in the type of the
+// product's output. DGELU_BGRAD would round them to bf16. BGRADB of this product would give f32, to be kept
+// elsewhere until a second kernel adds it to the dbias of earlier micro-batches.
 void CudaDevice::launch(const LinearBackwardWeight& op) {
   void* const workspace = workspace_.take(op);
-  gemm_->multiply(op.dweight, {op.dout, true}, {op.x, false}, {}, true, op.tf32, workspace);
+  gemm_->multiply(product_of(op), workspace);
   const std::int64_t rows = op.dout.shape[0], columns = op.dout.shape[1];
   if (!op.dbias || rows == 0) return;
   const std::int64_t slices = divide_up(rows, slice_rows);
@@ -138,6 +176,38 @@ void CudaDevice::launch(const LinearBackwardWeight& op) {
   });
   enqueue(add_slices_kernel, divide_up(columns, 32), 32 * finish_warps, 0, stream_, data_of<float>(op.dbias),
           partial, slices, columns);
+}
+
+std::size_t CudaDevice::workspace(const LinearGeluForward& op) const {
+  return Gemm::workspace_bytes(product_of(op));
+}
+
+// By the library: writes out and projected. Otherwise projected is also read again.
+void CudaDevice::launch(const LinearGeluForward& op) {
+  void* const workspace = workspace_.take(op);
+  if (op.out.elements() == 0) return;
+  const Product product = product_of(op);
+  if (op.epilogue == Epilogue::library && gemm_->supports(product))
+    return gemm_->multiply(product, workspace);
+  launch(
+      LinearForward{.out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias, .tf32 = op.tf32});
+  CudaDevice::launch(GeluForward{.out = op.out, .x = op.projected});
+}
+
+std::size_t CudaDevice::workspace(const LinearGeluBackwardInput& op) const {
+  return Gemm::workspace_bytes(product_of(op));
+}
+
+// By the library: reads projected and writes dprojected. Otherwise dprojected is also read and written again.
+void CudaDevice::launch(const LinearGeluBackwardInput& op) {
+  void* const workspace = workspace_.take(op);
+  if (op.dprojected.elements() == 0) return;
+  const Product product = product_of(op);
+  if (op.epilogue == Epilogue::library && gemm_->supports(product))
+    return gemm_->multiply(product, workspace);
+  CudaDevice::launch(
+      LinearBackwardInput{.dx = op.dprojected, .dout = op.dout, .weight = op.weight, .tf32 = op.tf32});
+  CudaDevice::launch(GeluBackward{.dx = op.dprojected, .dout = op.dprojected, .x = op.projected});
 }
 
 }  // namespace goat::GOAT_TARGET

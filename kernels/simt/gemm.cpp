@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/cuda/gelu.cuh"
 #include "kernels/simt/streams.h"
 
 namespace goat::on_simt {
@@ -43,6 +44,52 @@ void store(const Tensor& tensor, const std::vector<float>& values) {
   else
     std::copy(values.begin(), values.end(), tensor.as<float>());
 }
+
+void add_bias(std::vector<float>& sums, const Tensor& bias) {
+  const std::vector<float> row = widened(bias);
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += row[i % row.size()];
+}
+
+// sums [m, n] += left right
+void add_product(std::vector<float>& sums, const Product& product) {
+  const Factor &left = product.left, &right = product.right;
+  const std::int64_t m = product.out.shape[0], n = product.out.shape[1],
+                     k = left.tensor.shape[left.transposed ? 0 : 1];
+  if (k == 0) return;
+  std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
+  if (product.tf32 && left.tensor.dtype == DType::f32)
+    for (std::vector<float>* factor : {&a, &b}) round_to_tf32(*factor);
+  const dnnl_status_t status =
+      dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
+                 left.tensor.shape[1], b.data(), right.tensor.shape[1], 1.0f, sums.data(), n);
+  if (status != dnnl_success)
+    throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for " +
+                             text_of(product));
+}
+
+void finish(std::vector<float>& sums, const Product& product) {
+  if (product.finish == Finish::gelu) {
+    store(product.aux, sums);
+    std::transform(sums.begin(), sums.end(), sums.begin(), gelu);
+  } else if (product.finish == Finish::gelu_gradient) {
+    const std::vector<float> aux = widened(product.aux);
+    std::transform(sums.begin(), sums.end(), aux.begin(), sums.begin(),
+                   [](float sum, float x) { return sum * gelu_derivative(x); });
+  }
+}
+
+// What multiply() enqueues.
+void multiply_now(const Product& product) {
+  const auto size = static_cast<std::size_t>(product.out.elements());
+  if (size == 0) return;
+  if (!fits_epilogue(product))
+    throw std::runtime_error("Gemm: operands do not fit the epilogue: " + text_of(product));
+  std::vector<float> sums = product.accumulate ? widened(product.out) : std::vector<float>(size);
+  if (product.bias) add_bias(sums, product.bias);
+  add_product(sums, product);
+  finish(sums, product);
+  store(product.out, sums);
+}
 }  // namespace
 
 struct Gemm::Library {};
@@ -50,46 +97,12 @@ struct Gemm::Library {};
 Gemm::Gemm(Stream stream) : stream_(stream) {}
 Gemm::~Gemm() = default;
 
-bool Gemm::can_add_bias(const Tensor&, Factor, Factor, const Tensor& bias, bool) {
-  return is_aligned_bias(bias);
-}
+bool Gemm::supports(const Product& product) { return fits_epilogue(product); }
 
-std::size_t Gemm::workspace_bytes(const Tensor&, Factor) { return 0; }
+std::size_t Gemm::workspace_bytes(const Product&) { return 0; }
 
-// What multiply() enqueues.
-static void multiply_now(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                         bool tf32) {
-  const std::int64_t m = out.shape[0], n = out.shape[1], k = left.tensor.shape[left.transposed ? 0 : 1];
-  if (m == 0 || n == 0) return;
-  std::vector<float> sum = accumulate ? widened(out) : std::vector<float>(static_cast<std::size_t>(m * n));
-  if (bias) {
-    if (!is_aligned_bias(bias))
-      throw std::runtime_error(std::string("Gemm: '") + bias.name + "' is not aligned to 16 bytes");
-    const std::vector<float> row = widened(bias);
-    for (std::int64_t i = 0; i < m * n; ++i)
-      sum[static_cast<std::size_t>(i)] += row[static_cast<std::size_t>(i % n)];
-  }
-  if (k > 0) {
-    std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
-    if (tf32 && left.tensor.dtype == DType::f32)
-      for (std::vector<float>* factor : {&a, &b}) round_to_tf32(*factor);
-    const dnnl_status_t status =
-        dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
-                   left.tensor.shape[1], b.data(), right.tensor.shape[1], 1.0f, sum.data(), n);
-    if (status != dnnl_success)
-      throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" +
-                               out.name + "' " + out.shape_text());
-  }
-  store(out, sum);
-}
-
-void Gemm::multiply(const Tensor& out, Factor left, Factor right, const Tensor& bias, bool accumulate,
-                    bool tf32, void*) {
-  enqueue_work(stream_, [=, left_tensor = left.tensor, left_transposed = left.transposed,
-                         right_tensor = right.tensor, right_transposed = right.transposed] {
-    multiply_now(out, {left_tensor, left_transposed}, {right_tensor, right_transposed}, bias, accumulate,
-                 tf32);
-  });
+void Gemm::multiply(const Product& product, void*) {
+  enqueue_work(stream_, [product] { multiply_now(product); });
 }
 
 }  // namespace goat::on_simt
