@@ -71,6 +71,8 @@ void check_arithmetic(const Config& config, const Device& device) {
     print_note("model.tf32 has no effect on the cpu device, which has no TF32");
   if (!f32 && config.model.tf32 != "none")
     print_note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
+  if (cpu && config.model.epilogue != "own")
+    print_note("model.epilogue has no effect on the cpu device, which has no such products");
   if (cpu && !config.train.deterministic)
     print_note("train.deterministic = false has no effect on the cpu device, which always is");
 }

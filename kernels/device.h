@@ -15,6 +15,9 @@ namespace goat {
 struct DeviceInfo {
   std::string name;         // "cpu", "cuda", "simt"
   std::string description;  // "AMD EPYC, 2 threads, AVX-512, oneDNN 2.6.3"
+  // A large temporary matrix, such as the logits, is computed in chunks of about so many elements. Smaller
+  // chunks cost speed, larger ones only memory.
+  std::int64_t chunk_elements = 0;
 };
 
 // Memory for the temporary data of operations.

@@ -35,6 +35,7 @@ inline const std::vector<ModelVariant>& model_variants() {
         {"gpt, goat, unscaled", {"model.attn_scale=none"}},
         {"gpt, goat, untied", {"model.tied=false"}},
         {"gpt, goat, gelu recomputed", {"model.recompute=gelu"}},
+        {"gpt, goat, gelu by the library", {"model.epilogue=library"}},
         {"llama, rope of base 50, untied",
          {"model.block=llama", "model.attention=rope", "model.rope_base=50", "model.tied=false"}},
         {"llama, goat, hidden product recomputed", {"model.block=llama", "model.recompute=gelu"}},

@@ -358,6 +358,10 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
                  {"rope", "model.width = 66", "model.heads = 2"});
   CHECK(refused({"model.attention=none", "model.width=66"}).empty());
   check_mentions(refused({"prior.init=alibi"}), {"prior.init", "prior.recency"});
+  check_mentions(refused({"model.recompute=gelu", "model.epilogue=library"}),
+                 {"model.recompute = \"gelu\"", "model.epilogue = \"library\"", "to own", "none or block"});
+  CHECK(refused({"model.recompute=block", "model.epilogue=library"}).empty());
+  CHECK(refused({"model.recompute=gelu", "model.epilogue=library", "model.block=llama"}).empty());
   check_mentions(refused({"train.micro_batch=10"}),
                  {"train.batch = 32", "train.micro_batch = 10", "such as 8"});
   check_mentions(refused({"train.micro_batch=64"}),

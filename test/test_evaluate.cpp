@@ -105,7 +105,7 @@ std::size_t planned_bytes(const Config& config, BatchShape shape) {
   ParameterSet parameters;
   declare_parameters(config, parameters);
   MemoryPlan memory;
-  const Model model(config, shape, false, parameters, memory);
+  const Model model(config, open_device("cpu")->info(), shape, false, parameters, memory);
   return memory.total_bytes();
 }
 
@@ -179,10 +179,12 @@ TEST_CASE(
   const auto source = open_validation_source(longer);
   const Cut cut{37, 7};
   const ParameterSet& parameters = tiny.trainer.parameters();
-  CHECK(sequences_per_pass(config, parameters, cut, {}) == 7);
-  CHECK(sequences_per_pass(config, parameters, cut, {.tokens = 5 * 37}) == 4);  // 4 + 3 rather than 5 + 2
-  CHECK(sequences_per_pass(config, parameters, cut, {.tokens = 1}) == 1);
-  CHECK(sequences_per_pass(config, parameters, cut, {.activation_bytes = 1}) == 1);
+  const DeviceInfo& device = tiny.device->info();
+  CHECK(sequences_per_pass(config, device, parameters, cut, {}) == 7);
+  CHECK(sequences_per_pass(config, device, parameters, cut, {.tokens = 5 * 37}) ==
+        4);  // 4 + 3 rather than 5 + 2
+  CHECK(sequences_per_pass(config, device, parameters, cut, {.tokens = 1}) == 1);
+  CHECK(sequences_per_pass(config, device, parameters, cut, {.activation_bytes = 1}) == 1);
 
   const TokenLosses whole = evaluate(config, parameters, *tiny.device, *source, cut, true);
   for (const std::int64_t tokens : {1, 2 * 37, 5 * 37}) {
@@ -210,7 +212,7 @@ TEST_CASE(
   const TokenLosses wanted = evaluate(config, tiny.trainer.parameters(), *tiny.device, *source, cut, true);
   for (const bool training : {false, true}) {
     MemoryPlan memory;
-    Model model(config, {4, 8}, training, tiny.trainer.parameters(), memory);
+    Model model(config, tiny.device->info(), {4, 8}, training, tiny.trainer.parameters(), memory);
     memory.allocate(*tiny.device);
     model.bind(*tiny.device);
     const TokenLosses losses = measure_losses(model, *tiny.device, *source, cut, true);

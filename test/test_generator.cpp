@@ -159,7 +159,7 @@ TEST_CASE("generator: logits give the losses of a pass over the whole sequence, 
       const std::vector<std::int32_t> tokens = random_tokens(rng, length + 1, config.model.vocab);
 
       MemoryPlan memory;
-      Model model(config, {1, length}, false, weights.parameters, memory);
+      Model model(config, device->info(), {1, length}, false, weights.parameters, memory);
       memory.allocate(*device);
       model.bind(*device);
       model.load(*device, {tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()});

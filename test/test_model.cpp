@@ -1,5 +1,5 @@
-// The whole model: gradients against central differences in float64, recomputation, micro-batches,
-// reproducibility, initial values.
+// The whole model: gradients against central differences in float64, micro-batches, reproducibility, initial
+// values.
 
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "test/model_variants.h"
 #include "test/one_step.h"
 #include "test/operand.h"
+#include "test/tiny_model.h"
 #include "train/model/evaluation.h"
 #include "train/model/model.h"
 #include "train/model/model_parameters.h"
@@ -20,85 +21,10 @@
 
 using namespace goat;
 using goat::test::one_step;
+using namespace goat::test::tiny_model;
 using goat::test::Rng;
 
 namespace {
-
-using Settings = std::vector<std::string>;
-
-Settings with(Settings settings, const Settings& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
-// A model small enough for the naive oracle, with sizes that fit no tile.
-Config tiny_config(const Settings& settings = {}) {
-  const Settings all = {"model.layers=2",
-                        "model.heads=2",
-                        "model.width=24",
-                        "model.ff_width=40",
-                        "model.vocab=11",
-                        "data.seq_len=9",
-                        "prior.pos_rank=2",
-                        "prior.abs_rank=3",
-                        "prior.init=random",
-                        "prior.recency=free",
-                        "train.batch=4",
-                        "train.micro_batch=2",
-                        "train.steps=5",
-                        "train.warmup=2",
-                        "train.lr=3e-3",
-                        "train.min_lr=0",
-                        "prior.sink_init_scale=0.5",
-                        "eval.tokens=48"};
-  return load_config("copy_mixture", with(all, settings));
-}
-
-// A model with random parameters (also those that start at zero) on a device, and its stored values in
-// double.
-struct TestModel {
-  TestModel(const Config& config, Device& target, BatchShape shape, std::uint64_t seed,
-            DType dtype = DType::f32)
-      : device(target), parameters(dtype) {
-    declare_parameters(config, parameters);
-    parameters.plan(memory, true);
-    model = std::make_unique<Model>(config, shape, true, parameters, memory);
-    memory.allocate(device);
-    parameters.bind();
-    values = goat::test::randomize(device, parameters, seed);
-    model->bind(device);
-    Rng rng(seed + 2);
-    std::uniform_int_distribution<std::int32_t> token(0, static_cast<std::int32_t>(config.model.vocab) - 1);
-    for (std::int64_t n = 0; n < shape.tokens(); ++n) {
-      inputs.push_back(token(rng));
-      targets.push_back(token(rng));
-    }
-    model->load(device, inputs, targets);
-  }
-
-  double mean_loss() {
-    std::vector<float> losses(inputs.size());
-    device.download(losses.data(), model->losses().data, model->losses().bytes());
-    double sum = 0;
-    for (const float loss : losses) sum += static_cast<double>(loss);
-    return sum / static_cast<double>(losses.size());
-  }
-
-  // The gradient of a stored tensor, row-major.
-  std::vector<double> gradient(const StoredTensor& tensor) {
-    Tensor view = tensor.layout;
-    view.dtype = DType::f32;
-    view.data = tensor.parameter->grad.as<float>() + tensor.offset;
-    return goat::test::values_of(device, view);
-  }
-
-  Device& device;
-  ParameterSet parameters;
-  MemoryPlan memory;
-  std::unique_ptr<Model> model;
-  goat::test::StoredValues values;
-  std::vector<std::int32_t> inputs, targets;
-};
 
 std::vector<float> losses_of_run(const Config& config, Device& device, std::int64_t steps) {
   const auto training = open_training_source(config), validation = open_validation_source(config);
@@ -198,44 +124,6 @@ TEST_CASE("model: in bf16, loss and gradients are those of fp32 but for the roun
   }
 }
 
-TEST_CASE("model: recomputing gelu or whole blocks gives bitwise the same losses and gradients") {
-  for (const std::string& device_name : goat::test::device_names()) {
-    const auto device = open_device(device_name);
-    for (const goat::test::ModelVariant& variant : goat::test::blocks_and_attentions()) {
-      std::vector<std::vector<double>> first;
-      for (const char* recompute : {"none", "gelu", "block"}) {
-        const Config config =
-            tiny_config(with(variant.settings, {std::string("model.recompute=") + recompute}));
-        TestModel test(config, *device, {2, config.data.seq_len}, 7);
-        test.parameters.zero_gradients(*device);
-        test.model->forward_backward(*device, 0.1f);
-        std::vector<std::vector<double>> results{goat::test::values_of(*device, test.model->losses())};
-        for (const StoredTensor& tensor : test.parameters.stored()) results.push_back(test.gradient(tensor));
-        if (first.empty()) first = results;
-        INFO("device " << device_name << ", " << variant.name << ", recompute " << recompute);
-        CHECK(results == first);
-      }
-    }
-  }
-}
-
-TEST_CASE("model: recomputation needs less memory, and block less than gelu") {
-  for (const char* block : {"gpt", "llama"}) {
-    const auto activations = [&](const char* recompute) {
-      const Config config = tiny_config({std::string("model.block=") + block, "model.layers=6",
-                                         std::string("model.recompute=") + recompute});
-      ParameterSet parameters;
-      declare_parameters(config, parameters);
-      MemoryPlan memory;
-      const Model model(config, {2, config.data.seq_len}, true, parameters, memory);
-      return memory.bytes(MemoryCategory::activations);
-    };
-    INFO("block " << block);
-    CHECK(activations("gelu") < activations("none"));
-    CHECK(activations("block") < activations("gelu"));
-  }
-}
-
 namespace {
 // A cpu device that adds up what is allocated on it.
 class CountingDevice final : public CpuDevice {
@@ -250,13 +138,15 @@ class CountingDevice final : public CpuDevice {
 // A cpu device that notes how it may compute.
 class NotingDevice final : public CpuDevice {
  public:
-  int products = 0, tf32_products = 0, backward_passes = 0, deterministic_passes = 0;
+  int products = 0, tf32_products = 0, library_epilogues = 0, backward_passes = 0, deterministic_passes = 0;
 
  protected:
   using CpuDevice::launch;
   void launch(const LinearForward& op) override { product(op); }
   void launch(const LinearBackwardInput& op) override { product(op); }
   void launch(const LinearBackwardWeight& op) override { product(op); }
+  void launch(const LinearGeluForward& op) override { product(op); }
+  void launch(const LinearGeluBackwardInput& op) override { product(op); }
   void launch(const AttentionBackward& op) override {
     ++backward_passes;
     deterministic_passes += op.deterministic;
@@ -268,6 +158,7 @@ class NotingDevice final : public CpuDevice {
   void product(const Product& op) {
     ++products;
     tf32_products += op.tf32;
+    if constexpr (requires { op.epilogue; }) library_epilogues += op.epilogue == Epilogue::library;
     CpuDevice::launch(op);
   }
 };
@@ -292,6 +183,21 @@ TEST_CASE("model: model.tf32 reaches every matrix product, train.deterministic e
         CHECK(device.backward_passes == 2);
         CHECK(device.deterministic_passes == (deterministic ? 2 : 0));
       }
+}
+
+TEST_CASE("model: model.epilogue reaches both passes of every GELU MLP") {
+  const auto epilogues = [](const Settings& settings) {
+    const Config config = tiny_config(settings);
+    NotingDevice device;
+    TestModel test(config, device, {2, config.data.seq_len}, 7);
+    test.parameters.zero_gradients(device);
+    test.model->forward_backward(device, 0.1f);
+    return device.library_epilogues;
+  };
+  CHECK(epilogues({}) == 0);
+  CHECK(epilogues({"model.epilogue=library"}) == 2 * 2);
+  CHECK(epilogues({"model.epilogue=library", "model.recompute=block"}) == 2 * 3);
+  CHECK(epilogues({"model.epilogue=library", "model.block=llama"}) == 0);
 }
 
 TEST_CASE("trainer: the memory that is planned, and printed, is what is allocated") {

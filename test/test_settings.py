@@ -44,6 +44,7 @@ OTHER = {
     "model.attn_scale": ("none", {}),
     "model.precision": ("fp32", {}),
     "model.tf32": ("all", {}),
+    "model.epilogue": ("library", {}),
     "model.recompute": ("block", {"model.layers": 4}),
     "prior.pos_rank": (2, {}),
     "prior.abs_rank": (3, {}),
@@ -224,7 +225,8 @@ def test_a_changed_key_does_what_its_row_says(binary, shards, tmp_path, interrup
         assert result.returncode == 0, (key, result.stderr)
         assert (told in result.stderr) == (kind != "silent"), (key, result.stderr)
         assert ("no effect" in result.stderr and key in result.stderr) == (
-            kind == "no effect" or key in ("model.tf32", "train.rounding", "train.deterministic")
+            kind == "no effect"
+            or key in ("model.tf32", "model.epilogue", "train.rounding", "train.deterministic")
         ), key
         ours, theirs = ([(line["step"], line["loss"]) for line in metrics_of(run)] for run in (folder, old))
         assert ours[:4] == theirs[:4], key

@@ -49,9 +49,13 @@ TEST_CASE("stem: parts add to the embedded tokens in order, and see the stream's
   MemoryPlan memory;
   declare_parameters(config, parameters);
   parameters.plan(memory, true);
-  const Stem stem(
-      {.config = config, .shape = {1, 3}, .training = true, .dtype = DType::f32, .memory = memory},
-      parameters, parts);
+  const Stem stem({.config = config,
+                   .device = device.info(),
+                   .shape = {1, 3},
+                   .training = true,
+                   .dtype = DType::f32,
+                   .memory = memory},
+                  parameters, parts);
   memory.allocate(device);
   parameters.bind();
   parameters.initialize(device, 1);

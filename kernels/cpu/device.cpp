@@ -13,6 +13,9 @@
 namespace goat {
 
 namespace {
+// 128 MiB of f32. A GEMM of few rows is slow, because it repacks the weight for each chunk.
+constexpr std::int64_t chunk_elements = 32 << 20;
+
 std::string processor_name() {
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);) {
@@ -44,6 +47,7 @@ void* aligned_memory(std::size_t bytes) {
 CpuDevice::CpuDevice() : workspace_(*this, aligned_memory, std::free) {
   const int threads = omp_get_max_threads();
   info_.name = "cpu";
+  info_.chunk_elements = chunk_elements;
   info_.description = processor_name() + ", " + std::to_string(threads) +
                       (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
                       std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." +

@@ -9,6 +9,10 @@
 namespace goat::GOAT_TARGET {
 
 namespace {
+// 1 GiB of bf16 logits. Each chunk reads and writes the fp32 gradient of the head's weight once, 309 MB at
+// V = 50,304 and C = 768.
+constexpr std::int64_t chunk_elements = std::int64_t{512} << 20;
+
 // The loaded code itself reports the families that it holds, because the driver chose it or
 // compiled it from PTX.
 __global__ void __launch_bounds__(32) report_families_kernel(LoadedFamilies* families) {
@@ -40,7 +44,7 @@ Event event_of(const DeviceEvent& event) {
 
 CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release) {
   const runtime::Hardware hardware = runtime::hardware();
-  info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description};
+  info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description, chunk_elements};
   multiprocessors_ = hardware.multiprocessors;
   stream_ = runtime::create_stream();
   LoadedFamilies families{};

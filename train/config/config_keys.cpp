@@ -34,6 +34,8 @@ std::vector<Key> config_keys(Config& c) {
        "of matrix products and activations; auto: bf16 on a GPU, fp32 on the cpu"},
       {"model.tf32", TextKey{&c.model.tf32, {"none", "all"}}, reported,
        "GEMMs that may use TF32 in fp32 mode on a GPU"},
+      {"model.epilogue", TextKey{&c.model.epilogue, {"own", "library"}}, reported,
+       "who computes GELU on a GPU; library: cuBLASLt, from unrounded sums, so not with recompute = gelu"},
       {"model.recompute", TextKey{&c.model.recompute, {"none", "gelu", "block"}}, silent,
        "activations computed again in the backward pass to save memory"},
 

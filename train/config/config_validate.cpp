@@ -139,6 +139,14 @@ void check_schedule(const Config& c) {
               equals("train.lr", c.train.lr) + "; lower train.min_lr or raise train.lr");
 }
 
+// recompute = gelu computes the GELU again from the stored product, which is rounded.
+void check_recompute(const Config& c) {
+  require(c.model.block != "gpt" || c.model.recompute != "gelu" || c.model.epilogue != "library",
+          "model.recompute = \"gelu\" would give other hidden units than model.epilogue = \"library\", which "
+          "computes them before the product is rounded; set model.epilogue to own, or model.recompute to "
+          "none or block");
+}
+
 // Refuses products that would overflow or that no machine can hold. Whether the plan fits the device's memory
 // is checked later.
 void check_sizes(const Config& c) {
@@ -179,6 +187,7 @@ void validate(const Config& config) {
   check_rope(config);
   if (config.data.source == "shards") check_shards(config);
   if (config.data.source == "copy_mixture") check_copy_mixture(config);
+  check_recompute(config);
   check_batch(config);
   check_schedule(config);
   check_sizes(config);

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "kernels/device.h"
 #include "train/config/config.h"
 #include "train/memory/memory.h"
 
@@ -25,6 +26,7 @@ struct PassPlan {
   using Extents = std::initializer_list<std::int64_t>;
 
   const Config& config;
+  const DeviceInfo& device;
   BatchShape shape;
   bool training;  // whether a backward pass follows
   DType dtype;    // of activations and their gradients: f32 or bf16

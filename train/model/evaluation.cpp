@@ -121,10 +121,10 @@ std::vector<CurveBin> TokenLosses::curve() const {
   return bins;
 }
 
-std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
-                                const PassLimits& limits) {
+std::int64_t sequences_per_pass(const Config& config, const DeviceInfo& device,
+                                const ParameterSet& parameters, Cut cut, const PassLimits& limits) {
   MemoryPlan one;
-  const Model model(config, {1, cut.length}, false, parameters, one);
+  const Model model(config, device, {1, cut.length}, false, parameters, one);
   const auto by_memory =
       static_cast<std::int64_t>(limits.activation_bytes / one.bytes(MemoryCategory::activations));
   const std::int64_t most =
@@ -135,7 +135,7 @@ std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parame
 
 ForwardModel::ForwardModel(const Config& config, BatchShape shape, const ParameterSet& parameters,
                            Device& device, const std::string& advice)
-    : model_(config, shape, false, parameters, memory_) {
+    : model_(config, device.info(), shape, false, parameters, memory_) {
   memory_.add_workspace(
       device,
       [this](Device& survey) {
@@ -179,8 +179,9 @@ TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cu
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
                      TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits,
                      const std::function<void(std::int64_t)>& progress) {
-  ForwardModel forward(config, {sequences_per_pass(config, parameters, cut, limits), cut.length}, parameters,
-                       device, "Evaluate shorter lengths");
+  ForwardModel forward(config,
+                       {sequences_per_pass(config, device.info(), parameters, cut, limits), cut.length},
+                       parameters, device, "Evaluate shorter lengths");
   return measure_losses(forward.model(), device, source, cut, keep_per_token, progress);
 }
 

@@ -63,8 +63,8 @@ struct PassLimits {
 };
 
 // Number of sequences in a forward pass within the limits. All passes have the same size.
-std::int64_t sequences_per_pass(const Config& config, const ParameterSet& parameters, Cut cut,
-                                const PassLimits& limits);
+std::int64_t sequences_per_pass(const Config& config, const DeviceInfo& device,
+                                const ParameterSet& parameters, Cut cut, const PassLimits& limits);
 
 // A model for forward passes alone, with memory of its own. While it lives, the device's operations take
 // their temporary memory from there.

@@ -19,11 +19,13 @@ Generator::Generator(const Config& config, const ParameterSet& parameters, Devic
              length = static_cast<std::int64_t>(tokens_.size());
   if (use_cache) {
     cache_ = std::make_unique<KvCache>(config, parameters.dtype(), capacity, memory_);
-    prompt_ =
-        std::make_unique<Model>(config, BatchShape{1, length}, false, parameters, memory_, cache_.get());
-    token_ = std::make_unique<Model>(config, BatchShape{1, 1}, false, parameters, memory_, cache_.get());
+    prompt_ = std::make_unique<Model>(config, device.info(), BatchShape{1, length}, false, parameters,
+                                      memory_, cache_.get());
+    token_ = std::make_unique<Model>(config, device.info(), BatchShape{1, 1}, false, parameters, memory_,
+                                     cache_.get());
   } else {
-    all_ = std::make_unique<Model>(config, BatchShape{1, capacity}, false, parameters, memory_);
+    all_ =
+        std::make_unique<Model>(config, device.info(), BatchShape{1, capacity}, false, parameters, memory_);
   }
   plan_workspace();
   memory_.allocate(device, [] { return "Give a smaller --tokens or a shorter --prompt"; });

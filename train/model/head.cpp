@@ -7,15 +7,13 @@
 namespace goat {
 
 namespace {
-// Number of rows in a chunk of logits. A GEMM of few rows is slow, because it repacks the weight for each
-// chunk. All chunks have about the same size.
+// Number of rows in a chunk of logits. All chunks have about the same size.
 std::int64_t chunk_rows(const PassPlan& plan) {
-  constexpr std::int64_t chunk_elements = 32 << 20;  // 128 MiB of f32
   constexpr std::int64_t multiple = 64;
   const auto chunks_of = [](std::int64_t rows, std::int64_t chunk) { return (rows + chunk - 1) / chunk; };
   const std::int64_t tokens = plan.shape.tokens(),
-                     most =
-                         std::max(multiple, chunk_elements / padded_vocab(plan.config) / multiple * multiple);
+                     most = std::max(multiple, plan.device.chunk_elements / padded_vocab(plan.config) /
+                                                   multiple * multiple);
   const std::int64_t even = chunks_of(tokens, chunks_of(tokens, most));
   return std::min(chunks_of(even, multiple) * multiple, tokens);
 }

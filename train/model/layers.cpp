@@ -12,7 +12,8 @@ Tensor matrix(const Tensor& packed) { return rows_of(packed, packed.shape[packed
 LinearLayer::LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name)
     : weight_(&parameters.at(name + ".weight")),
       bias_(parameters.find(name + ".bias")),
-      tf32_(config.model.tf32 == "all") {}
+      tf32_(config.model.tf32 == "all"),
+      epilogue_(config.model.epilogue == "library" ? Epilogue::library : Epilogue::own) {}
 
 void LinearLayer::forward(Device& device, const Tensor& out, const Tensor& x) const {
   const Tensor w = matrix(weight_->value);
@@ -27,6 +28,29 @@ void LinearLayer::backward_input(Device& device, const Tensor& dx, const Tensor&
   const Tensor w = matrix(weight_->value);
   device.run(LinearBackwardInput{
       .dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w, .tf32 = tf32_});
+}
+
+void LinearLayer::forward_gelu(Device& device, const Tensor& out, const Tensor& projected,
+                               const Tensor& x) const {
+  const Tensor w = matrix(weight_->value);
+  device.run(LinearGeluForward{.out = rows_of(out, w.shape[0]),
+                               .projected = rows_of(projected, w.shape[0]),
+                               .x = rows_of(x, w.shape[1]),
+                               .weight = w,
+                               .bias = flat(bias_ ? &bias_->value : nullptr),
+                               .tf32 = tf32_,
+                               .epilogue = epilogue_});
+}
+
+void LinearLayer::backward_input_gelu(Device& device, const Tensor& dprojected, const Tensor& dout,
+                                      const Tensor& projected) const {
+  const Tensor w = matrix(weight_->value);
+  device.run(LinearGeluBackwardInput{.dprojected = rows_of(dprojected, w.shape[1]),
+                                     .dout = rows_of(dout, w.shape[0]),
+                                     .weight = w,
+                                     .projected = rows_of(projected, w.shape[1]),
+                                     .tf32 = tf32_,
+                                     .epilogue = epilogue_});
 }
 
 void LinearLayer::backward_weight(Device& device, const Tensor& dout, const Tensor& x) const {

@@ -18,12 +18,19 @@ class LinearLayer {
   LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
   void forward(Device& device, const Tensor& out, const Tensor& x) const;
   void backward_input(Device& device, const Tensor& dx, const Tensor& dout) const;  // sets dx
+  // The same with a GELU between this layer and the next one or the one before, as model.epilogue says:
+  // out = gelu(projected) of projected = x W^T + b,
+  void forward_gelu(Device& device, const Tensor& out, const Tensor& projected, const Tensor& x) const;
+  // and dprojected, where this layer's x is gelu(projected).
+  void backward_input_gelu(Device& device, const Tensor& dprojected, const Tensor& dout,
+                           const Tensor& projected) const;
   void backward_weight(Device& device, const Tensor& dout, const Tensor& x) const;  // adds to the gradients
 
  private:
   const Parameter* weight_;
   const Parameter* bias_;
-  bool tf32_;  // model.tf32 = all
+  bool tf32_;          // model.tf32 = all
+  Epilogue epilogue_;  // model.epilogue
 };
 
 // LayerNorm or RMSNorm of (x + residual) over the declared parameters "NAME.weight" and, in LayerNorm,

@@ -30,8 +30,10 @@ void MlpLayer::compute_hidden(Device& device, const Tensor& hidden, const MlpAct
 
 void MlpLayer::forward_hidden(Device& device, const BlockMemory& shared, const MlpActivations& saved,
                               const Tensor& x) const {
+  const Tensor& out = hidden(shared, saved);
+  if (!gated_) return up_.forward_gelu(device, out, saved.projected, x);
   up_.forward(device, saved.projected, x);
-  compute_hidden(device, hidden(shared, saved), saved);
+  compute_hidden(device, out, saved);
 }
 
 void MlpLayer::forward_out(Device& device, const BlockMemory& shared, const MlpActivations& saved,
@@ -39,13 +41,14 @@ void MlpLayer::forward_out(Device& device, const BlockMemory& shared, const MlpA
   down_.forward(device, out, hidden(shared, saved));
 }
 
-Tensor MlpLayer::backward_hidden(Device& device, const BlockMemory& shared,
-                                 const MlpActivations& saved) const {
+Tensor MlpLayer::backward_down(Device& device, const BlockMemory& shared, const MlpActivations& saved,
+                               const Tensor& dout) const {
   const Tensor& projected = saved.projected;
   if (!gated_) {
-    device.run(GeluBackward{.dx = shared.dhidden, .dout = shared.dhidden, .x = projected});
+    down_.backward_input_gelu(device, shared.dhidden, dout, projected);
     return shared.dhidden;
   }
+  down_.backward_input(device, shared.dhidden, dout);
   const Tensor gate = projected.select(1, 0), up = projected.select(1, 1);
   device.run(SwigluBackward{.dgate = gate, .dup = up, .dout = shared.dhidden, .gate = gate, .up = up});
   return projected;
@@ -55,8 +58,7 @@ void MlpLayer::backward(Device& device, const BlockMemory& shared, const MlpActi
                         const Tensor& dx, const Tensor& dout, const Tensor& x) const {
   if (!saved.hidden) compute_hidden(device, shared.hidden, saved);
   down_.backward_weight(device, dout, hidden(shared, saved));
-  down_.backward_input(device, shared.dhidden, dout);
-  const Tensor dprojected = backward_hidden(device, shared, saved);
+  const Tensor dprojected = backward_down(device, shared, saved, dout);
   up_.backward_weight(device, dprojected, x);
   up_.backward_input(device, dx, dprojected);
 }

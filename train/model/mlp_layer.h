@@ -34,9 +34,11 @@ class MlpLayer {
   const Tensor& hidden(const BlockMemory& shared, const MlpActivations& saved) const {
     return saved.hidden ? saved.hidden : shared.hidden;
   }
+  // From saved.projected. In a GELU MLP this is what forward_hidden computed only if model.epilogue = own.
   void compute_hidden(Device& device, const Tensor& hidden, const MlpActivations& saved) const;
-  // Gradient of saved.projected, from that of hidden in shared.dhidden.
-  Tensor backward_hidden(Device& device, const BlockMemory& shared, const MlpActivations& saved) const;
+  // Gradient of saved.projected, from that of out. Overwrites shared.dhidden.
+  Tensor backward_down(Device& device, const BlockMemory& shared, const MlpActivations& saved,
+                       const Tensor& dout) const;
 
   bool gated_;
   LinearLayer up_;  // gate and up, one after the other, in a gated MLP

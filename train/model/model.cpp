@@ -26,9 +26,10 @@ void require_tokens(BatchShape shape, std::span<const std::int32_t> tokens) {
 }
 }  // namespace
 
-Model::Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
-             MemoryPlan& memory, KvCache* cache)
+Model::Model(const Config& config, const DeviceInfo& device, BatchShape shape, bool training,
+             const ParameterSet& parameters, MemoryPlan& memory, KvCache* cache)
     : Model(PassPlan{.config = config,
+                     .device = device,
                      .shape = with_context(shape, cache),
                      .training = training,
                      .dtype = parameters.dtype(),

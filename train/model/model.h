@@ -15,11 +15,12 @@ namespace goat {
 
 class Model {
  public:
-  // Plans the activations and, if training, the backward workspace. Call bind() after `memory` is allocated
-  // and before the first pass. With a cache, the tokens of a pass follow the tokens that the cache holds and
-  // are added to it. The cache must outlive the model. A model with a cache cannot train.
-  Model(const Config& config, BatchShape shape, bool training, const ParameterSet& parameters,
-        MemoryPlan& memory, KvCache* cache = nullptr);
+  // Plans the activations and, if training, the backward workspace, for passes on `device`. Call bind() after
+  // `memory` is allocated and before the first pass. With a cache, the tokens of a pass follow the tokens
+  // that the cache holds and are added to it. The cache must outlive the model. A model with a cache cannot
+  // train.
+  Model(const Config& config, const DeviceInfo& device, BatchShape shape, bool training,
+        const ParameterSet& parameters, MemoryPlan& memory, KvCache* cache = nullptr);
   Model(const Model&) = delete;  // the plan refers to its tensors
   void bind(Device& device);
 

@@ -50,11 +50,13 @@ std::string setting_that_fits(const Config& config, const Device& device, std::s
        ++setting) {
     Config other = config;
     other.model.recompute = *setting;
+    if (other.model.recompute == "gelu") other.model.epilogue = "own";  // they exclude each other
     const std::int64_t micro_batch = largest_micro_batch(other, device, bytes);
     if (micro_batch == 0) continue;
     const bool same = other.model.recompute == config.model.recompute;
     return "This fits: --set train.micro_batch=" + std::to_string(micro_batch) +
-           (same ? "" : " --set model.recompute=" + other.model.recompute);
+           (same ? "" : " --set model.recompute=" + other.model.recompute) +
+           (other.model.epilogue == config.model.epilogue ? "" : " --set model.epilogue=own");
   }
   return "No micro-batch fits, even with model.recompute = \"block\"; make the model or data.seq_len smaller";
 }

@@ -11,7 +11,7 @@ TrainingPlan::TrainingPlan(const Config& config_, const Device& device)
   declare_parameters(config, parameters);
   parameters.plan(memory, true);
   const BatchShape shape{config.micro_batch(), config.data.seq_len};
-  model.emplace(config, shape, true, parameters, memory);
+  model.emplace(config, device.info(), shape, true, parameters, memory);
   memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
   memory.add(MemoryCategory::activations, "token weights", DType::f32, {shape.tokens()}, token_weights);
   memory.add_workspace(
