@@ -286,7 +286,7 @@ TEST_CASE("linear with gelu: tf32 rounds the operands of the product where the d
       run_apart(device, layer, apart, true);
       const bool has_tf32 = dtype == DType::f32 && device.info().name == "simt";
       CHECK((rounded.all() != full.all()) == has_tf32);
-      if (device.info().name == "simt") CHECK(rounded.projected.values() == apart.projected.values());
+      if (has_tf32) CHECK(rounded.all() == apart.all());  // in f32 both epilogues round alike
     }
   });
 }
