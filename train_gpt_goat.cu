@@ -120,7 +120,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   const RunState state = run.resumed() ? run.resumed()->manifest.state : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state);
   trainer.require_memory();
-  TrainingLog log(config, device, run, trainer);
+  TrainingLog log(config, device, run, trainer, peak_of(config, device.info(), options.peak_tflops));
   log.announce(why, *training, asked.train.micro_batch == 0);
   trainer.allocate();
   if (run.resumed())

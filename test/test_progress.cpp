@@ -59,44 +59,119 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("progress: the time left is the mean of the steps after the first, times the steps left") {
+TEST_CASE("progress: the time left is the mean of the steps after the warm-up, times the steps left") {
   const auto lines = lines_of(printed([] {
-    Progress progress(100, 10, 1e6);
+    Progress progress(100, 10, {1e6});
     progress.report(record(1, 4, 1000));  // slow, and left out
-    for (std::int64_t step = 2; step <= 99; ++step) progress.report(record(step, 3, step <= 10 ? 1 : 3));
+    progress.report(record(2, 3, 500));   // this too
+    for (std::int64_t step = 3; step <= 99; ++step) progress.report(record(step, 3, step <= 10 ? 1 : 3));
     progress.report(record(100, 2, 3));
   }));
   REQUIRE(lines.size() == 11);
   CHECK_THAT(lines[0], ContainsSubstring("1/100   1%") && !ContainsSubstring("ETA"));
   CHECK_THAT(lines[1], ContainsSubstring("10/100  10%") && ContainsSubstring("ETA 1 min 30 s"));
-  // (9 x 1 s + 10 x 3 s) / 19 x 80 steps = 164 s
-  CHECK_THAT(lines[2], ContainsSubstring("20/100  20%") && ContainsSubstring("ETA 2 min 44 s"));
+  // (8 x 1 s + 10 x 3 s) / 18 x 80 steps = 168.9 s
+  CHECK_THAT(lines[2], ContainsSubstring("20/100  20%") && ContainsSubstring("ETA 2 min 49 s"));
   CHECK_THAT(lines[10], ContainsSubstring("100/100 100%") && !ContainsSubstring("ETA"));
 }
 
-TEST_CASE("progress: a resumed run's time left counts its own steps, the first of them left out") {
+TEST_CASE("progress: a resumed run's time left counts its own steps, without its own warm-up") {
   const auto lines = lines_of(printed([] {
-    Progress progress(100, 10, 1e6);
+    Progress progress(100, 10, {1e6});
     progress.report(record(51, 4, 1000));
-    for (std::int64_t step = 52; step <= 60; ++step) progress.report(record(step, 3, 2));
+    progress.report(record(52, 4, 1000));
+    for (std::int64_t step = 53; step <= 60; ++step) progress.report(record(step, 3, 2));
   }));
   REQUIRE(lines.size() == 2);
   CHECK_THAT(lines[1], ContainsSubstring("60/100  60%") && ContainsSubstring("ETA 1 min 20 s"));
 }
 
-TEST_CASE("progress: loss is the mean, speed that of the steps since the line before") {
+TEST_CASE("progress: loss is the mean, speed that of the steps since the line before, without the warm-up") {
   const auto lines = lines_of(printed([] {
-    Progress progress(20, 4, 2e6);
+    Progress progress(20, 4, {2e6});
     progress.report(record(1, 8, 10));
-    for (std::int64_t step = 2; step <= 4; ++step)
+    progress.report(record(2, 2, 10));
+    for (std::int64_t step = 3; step <= 4; ++step)
       progress.report(record(step, static_cast<double>(step), 2));
     for (std::int64_t step = 5; step <= 8; ++step) progress.report(record(step, 1, 0.5));
   }));
   REQUIRE(lines.size() == 3);
-  CHECK_THAT(lines[0], ContainsSubstring("loss 8.0000") && ContainsSubstring(" 100 tokens/s"));
+  CHECK_THAT(lines[0], ContainsSubstring("loss 8.0000") && ContainsSubstring("  warming up"));
   CHECK_THAT(lines[1], ContainsSubstring("loss 3.0000") && ContainsSubstring(" 500 tokens/s") &&
                            ContainsSubstring("1.0 GFLOP/s"));
   CHECK_THAT(lines[2], ContainsSubstring("loss 1.0000") && ContainsSubstring(" 2000 tokens/s"));
+}
+
+TEST_CASE("throughput: the first steps of a process count only as long as there are no others") {
+  Throughput throughput;
+  CHECK_FALSE(throughput.tokens_per_second());
+  throughput.add(100, 10);
+  throughput.add(100, 10);
+  CHECK(throughput.steps() == 0);
+  CHECK(throughput.tokens_per_second() == Approx(10));
+  throughput.add(100, 1);
+  throughput.add(300, 1);
+  CHECK(throughput.steps() == warm_up_steps);
+  CHECK(throughput.tokens_per_second() == Approx(200));
+  CHECK(throughput.seconds_per_step() == Approx(1));
+}
+
+TEST_CASE("throughput: MFU is model FLOPs over the peak, and not shown without one") {
+  const SpeedScale known{8e8, Peak{1e15, "given"}}, unknown{8e8};
+  CHECK(known.mfu(500'000) == Approx(0.4));
+  CHECK(known.text(500'000) == "500000 tokens/s  400.0 TFLOP/s  MFU 40.0%");
+  CHECK_FALSE(unknown.mfu(500'000));
+  CHECK(unknown.text(1000) == "1000 tokens/s  800.0 GFLOP/s");
+}
+
+namespace {
+DeviceInfo gpu(const std::string& name) { return {"cuda", name + ", 132 SMs, compute capability 9.0"}; }
+
+Config config_in(const std::string& precision, const std::string& tf32) {
+  Config config;
+  config.model.precision = precision;
+  config.model.tf32 = tf32;
+  return config;
+}
+}  // namespace
+
+TEST_CASE("device limits: the dense bf16 peak of each GPU of the table, by CUDA's name for it") {
+  const Config bf16 = config_in("bf16", "none");
+  const std::vector<std::pair<const char*, double>> tflops = {{"NVIDIA A100-SXM4-40GB", 312},
+                                                              {"NVIDIA A100-SXM4-80GB", 312},
+                                                              {"NVIDIA A100 80GB PCIe", 312},
+                                                              {"NVIDIA H100 80GB HBM3", 989.4},
+                                                              {"NVIDIA H100 PCIe", 756},
+                                                              {"NVIDIA H100 NVL", 835.5},
+                                                              {"NVIDIA H200", 989.4},
+                                                              {"NVIDIA B200", 2250},
+                                                              {"NVIDIA L40S", 362},
+                                                              {"NVIDIA GeForce RTX 3090", 71},
+                                                              {"NVIDIA GeForce RTX 4090", 165.2},
+                                                              {"NVIDIA GeForce RTX 5090", 209.5},
+                                                              {"GeForce RTX 3090", 71}};
+  for (const auto& [name, expected] : tflops) {
+    INFO(name);
+    const auto peak = peak_of(bf16, gpu(name), 0);
+    REQUIRE(peak);
+    CHECK(peak->flops_per_second == Approx(expected * 1e12));
+    CHECK_THAT(peak->source, ContainsSubstring(name) && ContainsSubstring("bf16"));
+  }
+}
+
+TEST_CASE("device limits: no peak rather than a wrong one") {
+  const Config bf16 = config_in("bf16", "none"), fp32 = config_in("fp32", "none"),
+               automatic = config_in("auto", "none"), tf32 = config_in("fp32", "all");
+  const DeviceInfo h100 = gpu("NVIDIA H100 80GB HBM3");
+  for (const char* other : {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D",
+                            "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100", "Tesla T4"})
+    CHECK_FALSE(peak_of(bf16, gpu(other), 0));
+  for (const char* name : {"cpu", "simt"}) CHECK_FALSE(peak_of(bf16, {name, h100.description}, 0));
+  CHECK_FALSE(peak_of(fp32, h100, 0));
+  CHECK_FALSE(peak_of(automatic, h100, 0));
+  CHECK(peak_of(tf32, h100, 0)->flops_per_second == Approx(494.7e12));
+  CHECK(peak_of(fp32, h100, 60)->flops_per_second == Approx(60e12));
+  CHECK(peak_of(bf16, {"cpu", ""}, 2)->flops_per_second == Approx(2e12));
 }
 
 TEST_CASE("progress: durations are whole seconds below an hour, minutes above") {

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -43,29 +44,6 @@ CLI::Validator name() {
           ""};
 }
 
-void add_training(CLI::App& app, TrainOptions& options) {
-  app.add_option("--config", options.config, "preset or .toml file")
-      ->type_name("NAME|FILE.toml")
-      ->check(name());
-  app.add_option("--set", options.settings, "change a key of the config; may be repeated")
-      ->type_name("SECTION.KEY=VALUE")
-      ->allow_extra_args(false);
-  app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")
-      ->type_name("FOLDER")
-      ->check(name());
-  CLI::Option* resume = app.add_flag(
-      "--resume", options.resume,
-      "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
-  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
-  app.add_flag("--allow-changed-data", options.allow_changed_data,
-               "resume although the training data are not those the run began with")
-      ->needs(resume);
-  app.add_flag("--dry-run", options.dry_run,
-               "print parameters, memory, steps and data, and stop; with --print-config the config too");
-  app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
-  app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
-}
-
 CLI::Validator integer(std::int64_t low, std::int64_t high) {
   return {[low, high](const std::string& word) {
             std::int64_t value = 0;
@@ -86,6 +64,49 @@ CLI::Validator number() {
                                                  : "\"" + word + "\" is not allowed; expected a number";
           },
           ""};
+}
+
+CLI::Validator positive_number() {
+  return {[](const std::string& word) {
+            char* end = nullptr;
+            const double value = std::strtod(word.c_str(), &end);
+            const bool good = !word.empty() && *end == '\0' && value > 0 && std::isfinite(value);
+            return good ? std::string() : "\"" + word + "\" is not allowed; expected a number above 0";
+          },
+          ""};
+}
+
+void add_training(CLI::App& app, TrainOptions& options) {
+  app.add_option("--config", options.config, "preset or .toml file")
+      ->type_name("NAME|FILE.toml")
+      ->check(name());
+  app.add_option("--set", options.settings, "change a key of the config; may be repeated")
+      ->type_name("SECTION.KEY=VALUE")
+      ->allow_extra_args(false);
+  app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")
+      ->type_name("FOLDER")
+      ->check(name());
+  CLI::Option* resume = app.add_flag(
+      "--resume", options.resume,
+      "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
+  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
+  app.add_flag("--allow-changed-data", options.allow_changed_data,
+               "resume although the training data are not those the run began with")
+      ->needs(resume);
+  CLI::Option* dry_run = app.add_flag(
+      "--dry-run", options.dry_run,
+      "print parameters, memory, steps, hours and data, and stop; with --print-config the config too");
+  app.add_option("--tokens-per-second", options.tokens_per_second,
+                 "speed that a dry run counts hours with (default: that of the run in the folder)")
+      ->type_name("X")
+      ->check(positive_number())
+      ->needs(dry_run);
+  app.add_option("--peak-tflops", options.peak_tflops,
+                 "what MFU refers to (default: the bf16 or TF32 peak of the GPU, by its name)")
+      ->type_name("X")
+      ->check(positive_number());
+  app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
+  app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 
 void add_data(CLI::App& command, std::vector<std::string>& data, const std::string& purpose) {

@@ -22,6 +22,8 @@ struct TrainOptions {
   bool list_configs = false;
   bool print_config = false;
   bool dry_run = false;
+  double peak_tflops = 0;        // 0: by the device's name
+  double tokens_per_second = 0;  // only with dry_run; 0: not given
 };
 
 struct CommandLine {

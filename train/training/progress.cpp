@@ -21,25 +21,27 @@ std::string duration_text(double seconds) {
   return text;
 }
 
-Progress::Progress(std::int64_t steps, std::int64_t interval, double flops_per_token)
+Progress::Progress(std::int64_t steps, std::int64_t interval, const SpeedScale& scale)
     : steps_(steps),
       interval_(interval),
-      flops_per_token_(flops_per_token),
+      scale_(scale),
       bar_(::isatty(STDERR_FILENO)),
       lines_(!bar_ || !::isatty(STDOUT_FILENO)) {}
 
-void Progress::Interval::add(const StepRecord& record) {
+void Progress::Interval::add(const StepRecord& record, bool counts) {
   ++steps;
-  tokens += record.tokens;
   loss += record.loss;
   seconds += record.seconds;
+  if (!counts) return;
+  tokens += record.tokens;
+  counted_seconds += record.seconds;
 }
 
 void Progress::report(const StepRecord& record) {
-  since_line_.add(record);
-  since_bar_.add(record);
-  if (++steps_after_first_ > 0) seconds_after_first_ += record.seconds;
-  const bool first = steps_after_first_ == 0, last = record.step == steps_;
+  const bool first = !throughput_.tokens_per_second(), last = record.step == steps_;
+  throughput_.add(record.tokens, record.seconds);
+  since_line_.add(record, throughput_.steps() > 0);
+  since_bar_.add(record, throughput_.steps() > 0);
   constexpr double drawing_seconds = 0.25;
   if (bar_ && (first || last || since_bar_.seconds >= drawing_seconds)) draw_bar(record);
   if (lines_ && (record.step % interval_ == 0 || first || last)) print_line(record);
@@ -52,6 +54,10 @@ std::string Progress::Interval::loss_text() const {
   return text;
 }
 
+std::string Progress::Interval::speed_text(const SpeedScale& scale) const {
+  return tokens > 0 ? scale.text(static_cast<double>(tokens) / counted_seconds) : "warming up";
+}
+
 std::string Progress::position_of(const StepRecord& record) const {
   char text[64];
   std::snprintf(text, sizeof text, "%*lld/%lld %3.0f%%", static_cast<int>(std::to_string(steps_).size()),
@@ -61,16 +67,14 @@ std::string Progress::position_of(const StepRecord& record) const {
 }
 
 std::string Progress::eta(const StepRecord& record) const {
-  if (steps_after_first_ == 0 || record.step == steps_) return "";
-  const double seconds_per_step = seconds_after_first_ / static_cast<double>(steps_after_first_);
-  return "  ETA " + duration_text(seconds_per_step * static_cast<double>(steps_ - record.step));
+  if (throughput_.steps() == 0 || record.step == steps_) return "";
+  return "  ETA " + duration_text(throughput_.seconds_per_step() * static_cast<double>(steps_ - record.step));
 }
 
 void Progress::print_line(const StepRecord& record) {
-  const double speed = since_line_.tokens_per_second();
-  std::printf("step %s  %s  lr %.2e  grad norm %.3f  %.0f tokens/s  %.1f GFLOP/s%s\n",
-              position_of(record).c_str(), since_line_.loss_text().c_str(), record.learning_rate,
-              record.grad_norm, speed, speed * flops_per_token_ * 1e-9, eta(record).c_str());
+  std::printf("step %s  %s  lr %.2e  grad norm %.3f  %s%s\n", position_of(record).c_str(),
+              since_line_.loss_text().c_str(), record.learning_rate, record.grad_norm,
+              since_line_.speed_text(scale_).c_str(), eta(record).c_str());
   std::fflush(stdout);
   since_line_ = {};
 }
@@ -80,8 +84,8 @@ void Progress::print_line(const StepRecord& record) {
 void Progress::draw_bar(const StepRecord& record) {
   constexpr std::int64_t width = 16;
   const auto filled = static_cast<std::size_t>(width * record.step / steps_);
-  char rest[96];
-  std::snprintf(rest, sizeof rest, "  %.0f tokens/s  lr %.2e  grad norm %.3f", since_bar_.tokens_per_second(),
+  char rest[160];
+  std::snprintf(rest, sizeof rest, "  %s  lr %.2e  grad norm %.3f", since_bar_.speed_text(scale_).c_str(),
                 record.learning_rate, record.grad_norm);
   std::string line = "[" + std::string(filled, '#') + std::string(width - filled, '.') + "] " +
                      position_of(record) + "  " + since_bar_.loss_text() + eta(record) + rest;

@@ -18,14 +18,15 @@ const char* reason_of(const StepState& result) {
 }
 }  // namespace
 
-TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer)
+TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer,
+                         const std::optional<Peak>& peak)
     : config_(config),
       device_(device),
       run_(run),
       trainer_(trainer),
       parameters_(count_parameters(config)),
-      flops_per_token_(goat::flops_per_token(config)),
-      progress_(trainer.steps(), config.log.interval, flops_per_token_) {}
+      scale_{flops_per_token(config), peak},
+      progress_(trainer.steps(), config.log.interval, scale_) {}
 
 void TrainingLog::announce(const std::string& why, const TokenSource& data, bool micro_batch_chosen) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
@@ -41,6 +42,9 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data, bool
       static_cast<long long>(config_.model.width), config_.model.attention.c_str(),
       static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
       static_cast<long long>(parameters_.full_projections));
+  if (scale_.peak)
+    std::printf("MFU         of %s, %s\n", flops_text(scale_.peak->flops_per_second).c_str(),
+                scale_.peak->source.c_str());
   std::printf("memory      %s; micro-batch %lld of %s%s\n",
               bytes_text(trainer_.memory().total_bytes()).c_str(),
               static_cast<long long>(config_.micro_batch()), counted(config_.train.batch, "sequence").c_str(),
@@ -96,9 +100,10 @@ void TrainingLog::step(const StepResult& result, std::optional<double> validatio
                          {"lr", scalars.learning_rate},
                          {"grad_norm", scalars.grad_norm},
                          {"tokens_per_second", tokens_per_second},
-                         {"flops_per_second", tokens_per_second * flops_per_token_},
+                         {"flops_per_second", scale_.flops_per_second(tokens_per_second)},
                          {"memory_bytes", trainer_.memory().total_bytes()},
                          {"seconds", state.seconds}};
+  if (const auto mfu = scale_.mfu(tokens_per_second)) line["mfu"] = *mfu;
   if (scalars.skip_update) line["skipped"] = reason_of(scalars);
   if (validation_loss) {
     line["val_loss"] = *validation_loss;
@@ -112,19 +117,26 @@ void TrainingLog::step(const StepResult& result, std::optional<double> validatio
 
 void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss) {
   const RunState& state = trainer_.state();
+  const double tokens_per_second =
+      progress_.throughput().tokens_per_second().value_or(static_cast<double>(state.tokens) / state.seconds);
   nlohmann::json summary = {{"device", device_.info().name},
                             {"device_description", device_.info().description},
                             {"steps", state.step},
                             {"tokens", state.tokens},
                             {"loss", state.loss},
                             {"seconds", state.seconds},
-                            {"tokens_per_second", static_cast<double>(state.tokens) / state.seconds},
-                            {"flops_per_token", flops_per_token_},
+                            {"tokens_per_second", tokens_per_second},
+                            {"flops_per_second", scale_.flops_per_second(tokens_per_second)},
+                            {"flops_per_token", scale_.flops_per_token},
                             {"parameters", parameters_.trainable},
                             {"parameters_prior", parameters_.prior},
                             {"parameters_full_projections", parameters_.full_projections},
                             {"memory_bytes", trainer_.memory().total_bytes()},
                             {"skipped_updates", state.skipped_updates}};
+  if (const auto mfu = scale_.mfu(tokens_per_second)) {
+    summary["mfu"] = *mfu;
+    summary["peak_flops_per_second"] = scale_.peak->flops_per_second;
+  }
   if (!checkpoint.empty())
     summary["checkpoint"] = std::filesystem::relative(checkpoint, run_.path()).string();
   if (!std::isnan(state.validation_loss)) summary["val_loss"] = state.validation_loss;

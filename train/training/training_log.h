@@ -17,7 +17,9 @@ namespace goat {
 
 class TrainingLog {
  public:
-  TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer);
+  // `peak` is what MFU refers to, if there is one.
+  TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer,
+              const std::optional<Peak>& peak = {});
 
   // Prints the settings before the first step. `why` is the reason for choosing the device.
   // micro_batch_chosen: train.micro_batch was 0.
@@ -43,7 +45,7 @@ class TrainingLog {
   RunFolder& run_;
   const Trainer& trainer_;
   ParameterCounts parameters_;
-  double flops_per_token_;
+  SpeedScale scale_;
   Progress progress_;
 };
 
