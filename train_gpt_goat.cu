@@ -12,6 +12,7 @@
 #include "train/config/config.h"
 #include "train/files/standard_output.h"
 #include "train/model/model_parameters.h"
+#include "train/profile/profile.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
 #include "train/training/memory_fit.h"
@@ -132,6 +133,13 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   return TrainingLoop(config, device, trainer, run, log, data).run(training->bayes_optimal_loss());
 }
 
+int profile(const TrainOptions& options, Device& device) {
+  const Config config = chosen_config(options);
+  check_arithmetic(config, device);
+  profile_steps(config, device, options.profile, options.peak_tflops, run_folder(options) / profile_folder);
+  return 0;
+}
+
 int run_command(const CommandLine& line) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (training && training->list_configs) return list_configs();
@@ -146,10 +154,11 @@ int run_command(const CommandLine& line) {
     check_arithmetic(config, *device);
     if (training->resume)
       for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
-    dry_run(config, run_folder(*training), *device);
+    dry_run(config, run_folder(*training), *device, {training->tokens_per_second, training->peak_tflops});
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }
+  if (training && training->profile > 0) return profile(*training, *device);
   if (training) return train(*training, *device, why);
   if (const auto* evaluation = std::get_if<EvalOptions>(&line.command)) return run_eval(*evaluation, *device);
   if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command))
@@ -160,7 +169,8 @@ int run_command(const CommandLine& line) {
 // Training may go on without anybody to read its lines: its result is the run's folder.
 bool result_is_printed(const CommandLine& line) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
-  return !training || training->list_configs || training->print_config || training->dry_run;
+  return !training || training->list_configs || training->print_config || training->dry_run ||
+         training->profile > 0;
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ FLOORS = [
     "train/model",
     "train/run",
     "train/training",
+    "train/profile",
     "train/commands",
 ]
 MOST_SOURCES = 13  # of a folder in train/

@@ -1,9 +1,11 @@
 // Times training steps of the trainer itself on random tokens: tokens/s, share of the machine's sgemm rate,
-// and where the time goes.
+// and where the time goes. For the cpu device, whose calls are complete when they return.
 //
-//   OMP_NUM_THREADS=2 bench_step                      the model of dev/results/cpu_speed.md with the goat
-//   prior OMP_NUM_THREADS=2 bench_step --attention both     steps with and without the prior in turn, and the
-//   median of their ratios OMP_NUM_THREADS=2 bench_step --length 1024 --batch 1 --set model.layers=12
+//   OMP_NUM_THREADS=2 bench_step
+//       the model of dev/results/cpu_speed.md with the goat prior
+//   OMP_NUM_THREADS=2 bench_step --attention both
+//       steps with and without the prior in turn, and the median of their ratios
+//   OMP_NUM_THREADS=2 bench_step --length 1024 --batch 1 --set model.layers=12
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -11,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "dev/bench/machine_limits.h"
-#include "dev/bench/timed_device.h"
 #include "kernels/cpu/wait_policy.h"
 #include "kernels/open/open_device.h"
 #include "train/config/config.h"
 #include "train/model/model_parameters.h"
+#include "train/profile/machine_limits.h"
+#include "train/profile/timed_device.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -74,19 +76,19 @@ class Run {
   }
 
   void step(bool record) {
-    device_.take();
+    device_.start();
     const double start = clock_();
     trainer_.step();
     const double taken = clock_() - start;
     if (!record) return;
     seconds.push_back(taken);
-    operations.push_back(device_.take());
+    operations.push_back(totals_of(device_.take(), &TimedCall::host_seconds));
   }
   double tokens() const { return static_cast<double>(config.train.batch * config.data.seq_len); }
 
   const Config config;
   std::vector<double> seconds;  // of each step
-  std::vector<TimedDevice::Totals> operations;
+  std::vector<Totals> operations;
 
  private:
   Clock clock_;
@@ -107,7 +109,7 @@ std::vector<Row> rows_of(const Run& run) {
   std::vector<Row> rows;
   for (const auto& [name, total] : run.operations.front()) {
     std::vector<double> seconds;
-    for (const TimedDevice::Totals& step : run.operations) seconds.push_back(step.at(name).seconds);
+    for (const Totals& step : run.operations) seconds.push_back(step.at(name).seconds);
     rows.push_back({name, 1e3 * median(seconds), total.calls, total.work});
   }
   std::sort(rows.begin(), rows.end(),
@@ -150,7 +152,7 @@ std::vector<double> ratios(const std::vector<double>& above, const std::vector<d
 
 int main_of(const Options& options) {
   const Clock clock = options.clock == "wall" ? wall_clock : processor_clock;
-  const std::unique_ptr<Device> device = open_device("auto");
+  const std::unique_ptr<Device> device = open_device("cpu");
   std::vector<std::unique_ptr<Run>> runs;
   for (const char* attention : {"goat", "none"})
     if (options.attention == "both" || options.attention == attention)

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "dev/bench/clock.h"
-#include "dev/bench/operation_work.h"
 #include "kernels/device.h"
+#include "train/profile/clock.h"
+#include "train/profile/operation_work.h"
 
 namespace goat::bench {
 

@@ -32,6 +32,7 @@ after saving.
 
 constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
 constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
+constexpr std::int64_t most_profiled = 1000;  // steps; every call in them is kept
 constexpr std::int64_t most_samples = 1'000'000;
 constexpr std::int64_t most_heads = 10'000;  // whether the model has the head is checked later
 
@@ -89,10 +90,13 @@ void add_training(CLI::App& app, TrainOptions& options) {
   CLI::Option* resume = app.add_flag(
       "--resume", options.resume,
       "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
-  app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
+  CLI::Option* overwrite =
+      app.add_flag("--overwrite", options.overwrite, "replace the run in the folder")->excludes(resume);
   app.add_flag("--allow-changed-data", options.allow_changed_data,
                "resume although the training data are not those the run began with")
       ->needs(resume);
+  CLI::Option* print_config =
+      app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", options.dry_run,
       "print parameters, memory, steps, hours and data, and stop; with --print-config the config too");
@@ -101,11 +105,18 @@ void add_training(CLI::App& app, TrainOptions& options) {
       ->type_name("X")
       ->check(positive_number())
       ->needs(dry_run);
+  app.add_option("--profile", options.profile,
+                 "time every operation in N steps, write OUT/profile, and stop; no run is touched")
+      ->type_name("N")
+      ->check(integer(1, most_profiled))
+      ->excludes(resume)
+      ->excludes(overwrite)
+      ->excludes(dry_run)
+      ->excludes(print_config);
   app.add_option("--peak-tflops", options.peak_tflops,
                  "what MFU refers to (default: the bf16 or TF32 peak of the GPU, by its name)")
       ->type_name("X")
       ->check(positive_number());
-  app.add_flag("--print-config", options.print_config, "print the resolved config as TOML and stop");
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 

@@ -3,8 +3,10 @@
 #include <cstdio>
 
 #include "train/model/model_parameters.h"
+#include "train/profile/run_time.h"
 #include "train/run/run_folder.h"
 #include "train/training/memory_fit.h"
+#include "train/training/progress.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -20,6 +22,7 @@ void print_memory(const MemoryPlan& memory) {
     std::printf("memory: %-20s %20s\n", name_of(category), bytes_text(memory.bytes(category)).c_str());
   std::printf("memory: %-20s %20s\n", "total", bytes_text(memory.total_bytes()).c_str());
 }
+
 // The largest micro-batch for each model.recompute on GPUs of the usual sizes. They leave 3 % of their memory
 // to the CUDA context and to recorded graphs.
 void print_fitting_gpus(const Config& config, const Device& device) {
@@ -38,9 +41,21 @@ void print_fitting_gpus(const Config& config, const Device& device) {
     std::printf("\n");
   }
 }
+
+// Of the whole run, from its first step on.
+void print_time(double tokens, const std::optional<ExpectedSpeed>& speed) {
+  if (speed)
+    std::printf("%-28s %20s  (of training steps, at %.0f tokens/s: %s)\n", "time",
+                duration_text(tokens / speed->tokens_per_second).c_str(), speed->tokens_per_second,
+                speed->source.c_str());
+  else
+    std::printf("%-28s %20s  (give --tokens-per-second or --peak-tflops; a run in the folder would do)\n",
+                "time", "not known");
+}
 }  // namespace
 
-void dry_run(const Config& asked, const std::filesystem::path& run_folder, const Device& device) {
+void dry_run(const Config& asked, const std::filesystem::path& run_folder, const Device& device,
+             const SpeedOptions& speed) {
   const Config config = with_micro_batch(asked, device);
   const ParameterCounts parameters = count_parameters(config);
   const std::int64_t tokens = config.train.batch * config.data.seq_len;
@@ -52,6 +67,8 @@ void dry_run(const Config& asked, const std::filesystem::path& run_folder, const
   print_count("tokens a step", tokens);
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
+  print_time(static_cast<double>(tokens * config.steps()),
+             expected_speed(config, device.info(), run_folder, speed));
   print_count("micro-batch", config.micro_batch(),
               asked.train.micro_batch == 0 ? "  (the largest that fits)" : "");
   const TrainingPlan plan(config, device);

@@ -5,12 +5,15 @@
 
 #include "kernels/device.h"
 #include "train/config/config.h"
+#include "train/profile/run_time.h"
 
 namespace goat {
 
 // Prints the number of parameters, FLOPs per token, memory by category (as the trainer would allocate it) and
-// whether the device has enough, steps, tokens and epochs, and the contents of the output folder. Opens the
-// data and describes them. Throws DataError if they cannot be used.
-void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device);
+// whether the device has enough, steps, tokens and epochs, the time that the steps will take and by which
+// speed, and the contents of the output folder. Opens the data and describes them. Throws DataError if they
+// cannot be used.
+void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device,
+             const SpeedOptions& speed);
 
 }  // namespace goat

@@ -53,11 +53,11 @@ bool holds_progress(const fs::path& path) {
          !checkpoint_folders(path).empty();
 }
 
-// Whether the entry may be left over from a start that was killed, or is an empty folder.
+// Whether the entry may be left over from a start that was killed or from --profile, or is an empty folder.
 bool is_leftover(const fs::directory_entry& entry) {
   const fs::path name = entry.path().filename();
   return name.extension() == ".partial" || name == RunLock::file_name || name == replaced_run ||
-         (entry.is_directory() && fs::is_empty(entry.path())) ||
+         name == profile_folder || (entry.is_directory() && fs::is_empty(entry.path())) ||
          (name == metrics_file && is_empty_file(entry.path()));
 }
 

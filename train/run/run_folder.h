@@ -21,6 +21,9 @@ enum class ExistingRun { refuse, resume, overwrite };
 // new run has a checkpoint.
 inline constexpr const char* replaced_run = ".replaced";
 
+// What --profile writes into an output folder; it is no part of a run, and no obstacle to one.
+inline constexpr const char* profile_folder = "profile";
+
 // A folder in which a run is about to be trained. Before establish() no run in it changes, and a start that
 // fails leaves no trace.
 class RunFolder {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <ctime>
 
-namespace goat::bench {
+namespace goat {
 
 using Clock = double (*)();  // seconds from some start
 
@@ -23,4 +23,4 @@ inline double processor_clock() {
          omp_get_max_threads();
 }
 
-}  // namespace goat::bench
+}  // namespace goat

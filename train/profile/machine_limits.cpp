@@ -1,4 +1,4 @@
-#include "dev/bench/machine_limits.h"
+#include "train/profile/machine_limits.h"
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/simd.h"
 
-namespace goat::bench {
+namespace goat {
 
 namespace {
 template <class Call>
@@ -60,4 +60,4 @@ MachineLimits best_of(const MachineLimits& a, const MachineLimits& b) {
   return {std::max(a.flops_per_second, b.flops_per_second), std::max(a.bytes_per_second, b.bytes_per_second)};
 }
 
-}  // namespace goat::bench
+}  // namespace goat

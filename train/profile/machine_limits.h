@@ -1,9 +1,9 @@
 // What the machine can do at most, measured: the two lines of the roofline.
 #pragma once
 
-#include "dev/bench/clock.h"
+#include "train/profile/clock.h"
 
-namespace goat::bench {
+namespace goat {
 
 struct MachineLimits {
   double flops_per_second = 0;  // oneDNN sgemm, square matrices of 2,048, the best of some runs
@@ -18,4 +18,4 @@ struct MachineLimits {
 MachineLimits measure_machine(Clock clock);
 MachineLimits best_of(const MachineLimits& a, const MachineLimits& b);
 
-}  // namespace goat::bench
+}  // namespace goat

@@ -1,8 +1,8 @@
-#include "dev/bench/operation_work.h"
+#include "train/profile/operation_work.h"
 
 #include <initializer_list>
 
-namespace goat::bench {
+namespace goat {
 
 namespace {
 // Absent operands have no elements to move.
@@ -126,4 +126,4 @@ Work work_of(const AdamW& op) {
 Work work_of(const Fill& op) { return {0, bytes_of({op.out})}; }
 Work work_of(const Cast& op) { return {0, bytes_of({op.out, op.x})}; }
 
-}  // namespace goat::bench
+}  // namespace goat

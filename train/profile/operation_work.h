@@ -3,7 +3,7 @@
 
 #include "kernels/operations.h"
 
-namespace goat::bench {
+namespace goat {
 
 struct Work {
   double flops = 0;  // of matrix products only (a multiply-add is 2); what is elementwise counts as bytes
@@ -14,4 +14,4 @@ struct Work {
 GOAT_FOR_EACH_OPERATION(GOAT_DECLARE_WORK)
 #undef GOAT_DECLARE_WORK
 
-}  // namespace goat::bench
+}  // namespace goat
