@@ -5,6 +5,10 @@ namespace goat {
 namespace {
 std::string in_brackets(const std::string& text) { return text.empty() ? "" : " (" + text + ")"; }
 
+std::string version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
 std::string how_to_build(const std::string& architecture) {
   return "build it in with `make CUDA=ON ARCHITECTURES=" + architecture +
          "` (cmake: -DGOAT_CUDA=ON -DGOAT_CUDA_ARCHITECTURES=" + architecture + ")";
@@ -15,10 +19,19 @@ Obstacle obstacle_of(const GpuSearch& search) {
   switch (search.result) {
     case GpuSearch::Result::not_built:
       return {"this build has no cuda device", "install nvcc and build again with `make CUDA=ON`"};
+    case GpuSearch::Result::no_driver:
+      return {"NVIDIA's driver is not installed or not loaded here" + in_brackets(search.error),
+              "install it, until nvidia-smi lists the GPU (in a container: start it with --gpus all)"};
+    case GpuSearch::Result::old_driver:
+      return {
+          "the NVIDIA driver here is too old: it knows CUDA up to " + version(search.driver) +
+              ", and this binary was built with CUDA " + version(search.toolkit),
+          "update the driver, or build again with the nvcc of CUDA " + version(search.driver) + " or older"};
     case GpuSearch::Result::none:
       return {"no GPU answers" + in_brackets(search.error), "nvidia-smi says more"};
     case GpuSearch::Result::too_old:
-      return {"the GPU here is too old, " + search.gpu, "the kernels need compute capability 8.0 or more"};
+      return {"the GPU here is too old, " + search.gpu,
+              "the kernels need compute capability 8.0 (A100, RTX 30) or more"};
     case GpuSearch::Result::no_code:
       return {"this binary has no code for the GPU here, " + search.gpu + in_brackets(search.error),
               how_to_build(search.architecture)};

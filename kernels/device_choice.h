@@ -8,16 +8,19 @@ namespace goat {
 // The result of looking for a GPU.
 struct GpuSearch {
   enum class Result {
-    not_built,  // this binary has no GPU code at all
-    none,       // no GPU answers
-    too_old,    // the GPU is older than the kernels need
-    no_code,    // this binary has no code for the GPU's architecture
+    not_built,   // this binary has no GPU code at all
+    no_driver,   // NVIDIA's driver is not installed
+    old_driver,  // the driver is older than the CUDA toolkit that this binary was built with
+    none,        // no GPU answers
+    too_old,     // the GPU is older than the kernels need
+    no_code,     // this binary has no code for the GPU's architecture
     found
   };
   Result result = Result::not_built;
-  std::string gpu{};           // "Tesla T4, compute capability 7.5"; empty if no GPU answers
-  std::string architecture{};  // "75", as build options name it
-  std::string error{};         // CUDA's error message, if there is one
+  std::string gpu{};            // "Tesla T4, compute capability 7.5"; empty if no GPU answers
+  std::string architecture{};   // "75", as build options name it
+  std::string error{};          // CUDA's error message, if there is one
+  int driver = 0, toolkit = 0;  // newest CUDA that the driver knows, and that of this build: 13010 is 13.1
 };
 
 // Why the GPU cannot be used, and how to make it usable or find out more. Both are empty if a GPU was found.

@@ -5,16 +5,18 @@
 #include <stdexcept>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/device_lost.h"
 
 namespace goat::test {
 
 // Counts its calls once `armed` says so, and throws std::runtime_error("planted failure") in call number
-// `fatal` (from 1; 0: never).
+// `fatal` (from 1; 0: never). With `lost` it throws DeviceLost there, and in every call afterwards.
 class FailingDevice final : public CpuDevice {
  public:
   std::function<bool()> armed = [] { return true; };
   long fatal = 0;
   long calls = 0;
+  bool lost = false;
 
   void set_zero(void* memory, std::size_t bytes) override {
     count();
@@ -40,7 +42,10 @@ class FailingDevice final : public CpuDevice {
 
  private:
   void count() {
-    if (armed() && ++calls == fatal) throw std::runtime_error("planted failure");
+    if (!armed()) return;
+    ++calls;
+    if (lost && fatal > 0 && calls >= fatal) throw DeviceLost("planted loss");
+    if (calls == fatal) throw std::runtime_error("planted failure");
   }
 };
 

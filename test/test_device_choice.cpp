@@ -1,5 +1,6 @@
 // What "auto" takes and what is said of a GPU that cannot be used, for everything that looking for one finds.
 #include "kernels/device_choice.h"
+#include "kernels/device_lost.h"
 #include "test/catch.h"
 
 using goat::choose_device;
@@ -14,7 +15,8 @@ TEST_CASE("device auto: takes a GPU that this binary has code for") {
 }
 
 TEST_CASE("device auto: falls back to the cpu wherever a GPU cannot be used, and says why") {
-  for (const Result result : {Result::not_built, Result::none, Result::too_old, Result::no_code}) {
+  for (const Result result : {Result::not_built, Result::no_driver, Result::old_driver, Result::none,
+                              Result::too_old, Result::no_code}) {
     const GpuSearch search{result, "A GPU, compute capability 1.2", "12", "CUDA's words"};
     CHECK(choose_device(search).name == "cpu");
     CHECK_FALSE(obstacle_of(search).cause.empty());
@@ -37,6 +39,44 @@ TEST_CASE("device: for a GPU that no build runs on, none is named") {
   CHECK_THAT(text, ContainsSubstring("Tesla T4, compute capability 7.5"));
   CHECK_THAT(text, ContainsSubstring("8.0"));
   CHECK(text.find("make") == std::string::npos);
+}
+
+TEST_CASE("device: an old driver is named with the CUDA that it knows, beside that of this build") {
+  const auto obstacle = obstacle_of({Result::old_driver, "", "", "insufficient", 12040, 13010});
+  CHECK_THAT(obstacle.cause, ContainsSubstring("CUDA up to 12.4") && ContainsSubstring("with CUDA 13.1"));
+  CHECK_THAT(obstacle.remedy,
+             ContainsSubstring("update the driver") && ContainsSubstring("CUDA 12.4 or older"));
+}
+
+TEST_CASE("device: without a driver, the driver is what to install") {
+  const auto obstacle = obstacle_of({Result::no_driver, "", "", "insufficient", 0, 13000});
+  CHECK_THAT(obstacle.cause, ContainsSubstring("driver is not installed"));
+  CHECK_THAT(obstacle.remedy, ContainsSubstring("nvidia-smi"));
+  CHECK(obstacle.remedy.find("make") == std::string::npos);
+}
+
+TEST_CASE("cuda error: what ends the context is told from what does not, and says where to look") {
+  const auto thrown = [](const std::string& name) -> std::string {
+    try {
+      goat::throw_cuda_error(name, "CUDA's words", "gemm.cu:7");
+    } catch (const goat::DeviceLost& error) {
+      return std::string("lost: ") + error.what();
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+  };
+  for (const char* name : {"cudaErrorECCUncorrectable", "cudaErrorUnknown", "cudaErrorIllegalAddress",
+                           "cudaErrorLaunchFailure", "cudaErrorMisalignedAddress"}) {
+    INFO(name);
+    CHECK_THAT(thrown(name), ContainsSubstring("lost: ") && ContainsSubstring(name) &&
+                                 ContainsSubstring("CUDA's words") && ContainsSubstring("gemm.cu:7") &&
+                                 ContainsSubstring("dmesg") && ContainsSubstring("nvidia-smi"));
+  }
+  CHECK_THAT(thrown("cudaErrorECCUncorrectable"), ContainsSubstring("fault of the GPU,"));
+  CHECK_THAT(thrown("cudaErrorIllegalAddress"), ContainsSubstring("fault of a kernel"));
+  for (const char* name :
+       {"cudaErrorInvalidValue", "cudaErrorMemoryAllocation", "cudaErrorInvalidConfiguration"})
+    CHECK(thrown(name) == "CUDA: CUDA's words (" + std::string(name) + ") at gemm.cu:7");
 }
 
 TEST_CASE("device: without GPU code or GPU, the next step is named") {

@@ -26,7 +26,7 @@ def rows_of(trace):
 
 @pytest.fixture(scope="module")
 def profiled(binary, tmp_path_factory):
-    """The folder of a run that was profiled after it had ended, what was printed, and what lay there before."""
+    """The folder of a run that was profiled after its end, what was printed, and what lay there before."""
     folder = tmp_path_factory.mktemp("profiled") / "run"
     words = [str(word) for word in [binary, *tiny_run(folder), "--device", "cpu"]]
     subprocess.run(words, check=True, capture_output=True, timeout=300)

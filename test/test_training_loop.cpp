@@ -92,6 +92,7 @@ struct Outcome {
 // Where the failure is planted; calls and reads count from those after the first step on.
 struct Plant {
   long device = 0, training = 0, validation = 0;
+  bool lost = false;  // the device fails in every call after the planted one as well
 };
 
 Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
@@ -113,6 +114,7 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
     trainer.initialize();
   device.armed = validation.armed = [&] { return trainer.state().step >= 1; };
   device.fatal = plant.device;
+  device.lost = plant.lost;
   training.fatal = plant.training;
   validation.fatal = plant.validation;
 
@@ -227,6 +229,35 @@ TEST_CASE("training loop: whichever call of the device fails, the newest checkpo
   CHECK(not_saved > 0);
   CHECK(torn > 0);
   CHECK(torn < 30);  // only the calls of the update itself
+}
+
+TEST_CASE("training loop: a device that is lost ends the run at once, and the newest checkpoint is named") {
+  const Config config = tiny_config({"eval.interval=3", "checkpoint.interval=2"});
+  const Folder temporary;
+  const long calls = run(config, temporary.path() / "run", {}).device_calls;
+  const std::string want = final_model(temporary.path() / "run");
+  bool before_a_checkpoint = false, after_one = false;
+  for (long call = 1; call <= calls; call += 3) {
+    INFO("device call " << call);
+    const Folder other;
+    const fs::path folder = other.path() / "run";
+    const Outcome outcome = run(config, folder, {.device = call, .lost = true});
+    const auto checkpoint = newest(folder);
+    (checkpoint ? after_one : before_a_checkpoint) = true;
+    if (outcome.state.step < 4) {
+      CHECK_THAT(outcome.error, ContainsSubstring("planted loss"));
+      CHECK_THAT(outcome.error,
+                 ContainsSubstring(checkpoint ? checkpoint->folder.string() : "no checkpoint"));
+    } else {
+      CHECK((outcome.code == 1 || !outcome.error.empty()));
+    }
+    CHECK(outcome.device_calls == call);  // no further one was tried
+    if (call % 5 != 0) continue;
+    CHECK(run(config, folder, {}, ExistingRun::resume).code == 0);
+    CHECK((final_model(folder) == want));
+  }
+  CHECK(before_a_checkpoint);
+  CHECK(after_one);
 }
 
 TEST_CASE("training loop: a run that fails in its first step leaves no folder") {

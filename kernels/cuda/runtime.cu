@@ -45,13 +45,23 @@ void check_allocation(cudaError_t status,
   }
   check_cuda(status, where);
 }
+
+// CUDA has one error for an old driver and for none; then the version of the driver is 0.
+GpuSearch without_gpu(cudaError_t status) {
+  GpuSearch search{GpuSearch::Result::none, "", "", words_for(status)};
+  cudaDriverGetVersion(&search.driver);
+  cudaRuntimeGetVersion(&search.toolkit);
+  if (status == cudaErrorInsufficientDriver)
+    search.result = search.driver == 0 ? GpuSearch::Result::no_driver : GpuSearch::Result::old_driver;
+  return search;
+}
 }  // namespace
 
 GpuSearch find_gpu() {
   using Result = GpuSearch::Result;
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess)
-    return {Result::none, "", "", words_for(status)};
+    return without_gpu(status);
   if (count == 0) return {Result::none};
   const cudaDeviceProp gpu = current_device();
   GpuSearch search{

@@ -19,6 +19,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/device_lost.h"
+
 namespace goat::on_cuda {
 
 using Stream = cudaStream_t;
@@ -26,15 +28,14 @@ using Event = cudaEvent_t;
 using Graph = cudaGraphExec_t;
 using bf16 = __nv_bfloat16;
 
-// Throws std::runtime_error with CUDA's message and the source line of the call. Clears the error, except an
-// error that ends the context.
+// Throws std::runtime_error or DeviceLost with CUDA's message and the source line of the call. Clears the
+// error, except an error that ends the context.
 inline void check_cuda(cudaError_t status,
                        const std::source_location where = std::source_location::current()) {
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status) + " (" +
-                           cudaGetErrorName(status) + ") at " + where.file_name() + ":" +
-                           std::to_string(where.line()));
+  throw_cuda_error(cudaGetErrorName(status), cudaGetErrorString(status),
+                   std::string(where.file_name()) + ":" + std::to_string(where.line()));
 }
 
 // The block's dynamic shared memory, 1024-byte aligned. enqueue() sets its size.

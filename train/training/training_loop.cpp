@@ -4,6 +4,7 @@
 #include <new>
 #include <utility>
 
+#include "kernels/device_lost.h"
 #include "train/training/stop_signal.h"
 
 namespace goat {
@@ -32,6 +33,8 @@ int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
   try {
     while (!trainer_.finished() && !diverged_ && !stop_signal()) step();
     return finish(bayes_optimal_loss);
+  } catch (const DeviceLost& error) {
+    throw std::runtime_error(error.what() + what_is_left());
   } catch (const DataError& error) {
     throw DataError(error.what() + save_after_failure());
   } catch (const std::bad_alloc&) {
@@ -96,6 +99,10 @@ void TrainingLoop::save(bool training_goes_on) {
     run_.require_in_place();
     checkpoint_ =
         save_checkpoint(run_.path(), config_, trainer_.state(), data_, device_, trainer_.parameters());
+  } catch (const DeviceLost& error) {
+    log_.not_saved(error.what(), false, newest_);
+    if (training_goes_on) throw;
+    return;
   } catch (const std::exception& error) {
     log_.not_saved(error.what(), training_goes_on, newest_);
     return;
@@ -116,6 +123,15 @@ void TrainingLoop::clean_up() {
   }
 }
 
+// The weights were on the device alone, so that nothing is tried.
+std::string TrainingLoop::what_is_left() const {
+  const std::int64_t done = trainer_.state().step;
+  std::string told;
+  if (checkpoint_.empty() && done > first_step_)
+    told = "\nWhat step " + std::to_string(done) + " had reached is lost with it.";
+  return told + named_newest(told);
+}
+
 std::string TrainingLoop::save_after_failure() {
   try {
     if (const auto result = trainer_.finish_step()) report(*result, {});
@@ -131,8 +147,13 @@ std::string TrainingLoop::save_after_failure() {
     told = checkpoint_.empty() ? "\nWhat " + step + " had reached could not be saved."
                                : "\nWhat " + step + " had reached is saved.";
   }
-  if (newest_.empty()) return told.empty() ? "" : told + " There is no checkpoint.";
-  return told + (told.empty() ? "\n" : " ") + "Newest checkpoint: " + newest_.string() +
+  return told + named_newest(told);
+}
+
+// Continues `told`.
+std::string TrainingLoop::named_newest(const std::string& told) const {
+  if (newest_.empty()) return told.empty() ? "" : " There is no checkpoint.";
+  return (told.empty() ? "\n" : " ") + ("Newest checkpoint: " + newest_.string()) +
          "; --resume continues from it";
 }
 

@@ -22,7 +22,7 @@ class TrainingLoop {
 
   // Trains until the run is done, diverges, or a stop signal arrives. Returns the exit code. An error in a
   // step, in a validation or on the disk is thrown again as DataError or std::runtime_error; the message also
-  // names the newest checkpoint.
+  // names the newest checkpoint. After DeviceLost nothing is asked of the device any more.
   int run(std::optional<double> bayes_optimal_loss);
 
  private:
@@ -36,6 +36,8 @@ class TrainingLoop {
   void save(bool training_goes_on);
   void clean_up();
   std::string save_after_failure();
+  std::string what_is_left() const;
+  std::string named_newest(const std::string& told) const;
 
   const Config config_;
   Device& device_;
