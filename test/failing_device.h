@@ -10,13 +10,13 @@
 namespace goat::test {
 
 // Counts its calls once `armed` says so, and throws std::runtime_error("planted failure") in call number
-// `fatal` (from 1; 0: never). With `lost` it throws DeviceLost there, and in every call afterwards.
+// `fatal` (from 1; 0: never). From call number `lost_from` on it throws DeviceLost.
 class FailingDevice final : public CpuDevice {
  public:
   std::function<bool()> armed = [] { return true; };
   long fatal = 0;
   long calls = 0;
-  bool lost = false;
+  long lost_from = 0;
 
   void set_zero(void* memory, std::size_t bytes) override {
     count();
@@ -44,7 +44,7 @@ class FailingDevice final : public CpuDevice {
   void count() {
     if (!armed()) return;
     ++calls;
-    if (lost && fatal > 0 && calls >= fatal) throw DeviceLost("planted loss");
+    if (lost_from > 0 && calls >= lost_from) throw DeviceLost("planted loss");
     if (calls == fatal) throw std::runtime_error("planted failure");
   }
 };

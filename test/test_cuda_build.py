@@ -3,6 +3,7 @@ kernels/cuda. Runs where there is nvcc."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -258,3 +259,29 @@ def test_planted_symbols_are_seen():
         "void goat::on_simt::enqueue_norm_backward<float, true>(CUstream_st*, "
         "goat::on_simt::NormBackward<float> const&, float*)"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked", "built"),
+    [
+        ("8.9\n9.0\n9.0", "AUTO", "89;90a"),
+        ("7.5", "AUTO", "80;90a"),  # too old: the program says so, and there is something to run it
+        ("9.0", "all", "80;86;89;90a;100;120"),
+    ],
+)
+def test_the_build_is_for_the_gpus_here_or_for_those_asked_for(tmp_path, answer, asked, built):
+    if not shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin"):
+        pytest.skip("no nvcc")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    tool.chmod(0o755)
+    words = ["cmake", "-S", REPOSITORY, "-B", tmp_path / "build", "-DGOAT_CUDA=ON", "-DGOAT_TESTS=OFF"]
+    done = subprocess.run(
+        [*words, f"-DGOAT_CUDA_ARCHITECTURES={asked}"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"architectures {built}\n" in done.stdout

@@ -92,7 +92,7 @@ struct Outcome {
 // Where the failure is planted; calls and reads count from those after the first step on.
 struct Plant {
   long device = 0, training = 0, validation = 0;
-  bool lost = false;  // the device fails in every call after the planted one as well
+  long lost_from = 0;  // the device is lost in this call and all that follow
 };
 
 Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
@@ -114,7 +114,7 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
     trainer.initialize();
   device.armed = validation.armed = [&] { return trainer.state().step >= 1; };
   device.fatal = plant.device;
-  device.lost = plant.lost;
+  device.lost_from = plant.lost_from;
   training.fatal = plant.training;
   validation.fatal = plant.validation;
 
@@ -241,7 +241,7 @@ TEST_CASE("training loop: a device that is lost ends the run at once, and the ne
     INFO("device call " << call);
     const Folder other;
     const fs::path folder = other.path() / "run";
-    const Outcome outcome = run(config, folder, {.device = call, .lost = true});
+    const Outcome outcome = run(config, folder, {.lost_from = call});
     const auto checkpoint = newest(folder);
     (checkpoint ? after_one : before_a_checkpoint) = true;
     if (outcome.state.step < 4) {
@@ -258,6 +258,25 @@ TEST_CASE("training loop: a device that is lost ends the run at once, and the ne
   }
   CHECK(before_a_checkpoint);
   CHECK(after_one);
+}
+
+TEST_CASE("training loop: a loss that shows only when saving is tried is told, with the newest checkpoint") {
+  const Config config = tiny_config({"eval.interval=3", "checkpoint.interval=2"});
+  const Folder temporary;
+  const long calls = run(config, temporary.path() / "run", {}).device_calls;
+  int tried = 0;
+  for (long call = 1; call <= calls; call += 7) {
+    INFO("device call " << call);
+    const Folder other;
+    const fs::path folder = other.path() / "run";
+    const Outcome outcome = run(config, folder, {.device = call, .lost_from = call + 1});
+    const auto checkpoint = newest(folder);
+    CHECK(outcome.device_calls <= call + 1);  // it is tried once
+    tried += outcome.device_calls == call + 1;
+    if (outcome.state.step == 4) continue;
+    CHECK_THAT(outcome.error, ContainsSubstring(checkpoint ? checkpoint->folder.string() : "no checkpoint"));
+  }
+  CHECK(tried > 0);
 }
 
 TEST_CASE("training loop: a run that fails in its first step leaves no folder") {
