@@ -121,7 +121,8 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
   const RunState state = run.resumed() ? run.resumed()->manifest.state : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state);
   trainer.require_memory();
-  TrainingLog log(config, device, run, trainer, peak_of(config, device.info(), options.peak_tflops));
+  TrainingLog log(config, device, run, trainer,
+                  peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
   log.announce(why, *training, asked.train.micro_batch == 0);
   trainer.allocate();
   if (run.resumed())
@@ -134,7 +135,7 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
 }
 
 int profile(const TrainOptions& options, Device& device) {
-  const Config config = chosen_config(options);
+  const Config config = with_micro_batch(chosen_config(options), device);
   check_arithmetic(config, device);
   profile_steps(config, device, options.profile, options.peak_tflops, run_folder(options) / profile_folder);
   return 0;

@@ -190,11 +190,11 @@ TEST_CASE("profile: the trace has a row of device work and a row of host calls")
 
 TEST_CASE("run time: what was given comes first, then what was measured, then what is assumed") {
   const goat::test::TemporaryFolder folder;
-  const Config config = tiny({"model.precision=bf16"});
+  const Config config = tiny();
   const double flops = flops_per_token(config);
   const DeviceInfo cpu{"cpu", "a processor"}, h200{"cuda", "NVIDIA H200, 132 SMs"};
   const auto speed = [&](const DeviceInfo& device, const SpeedOptions& options) {
-    return expected_speed(config, device, folder.path(), options);
+    return expected_speed(config, Arithmetic::bf16, device, folder.path(), options);
   };
   CHECK_FALSE(speed(cpu, {}));
   CHECK(speed(h200, {})->tokens_per_second == Approx(assumed_mfu * 989.4e12 / flops));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <sstream>
 
+#include "kernels/cpu/cpu_device.h"
 #include "test/catch.h"
 #include "test/temporary_folder.h"
 #include "train/training/schedule.h"
@@ -127,6 +128,15 @@ TEST_CASE("throughput: MFU is model FLOPs over the peak, and not shown without o
 namespace {
 DeviceInfo gpu(const std::string& name) { return {"cuda", name + ", 132 SMs, compute capability 9.0"}; }
 
+// Nothing of a GPU but the name.
+class Gpu final : public CpuDevice {
+ public:
+  const DeviceInfo& info() const override { return info_; }
+
+ private:
+  DeviceInfo info_ = gpu("NVIDIA L40S");
+};
+
 Config config_in(const std::string& precision, const std::string& tf32) {
   Config config;
   config.model.precision = precision;
@@ -136,7 +146,6 @@ Config config_in(const std::string& precision, const std::string& tf32) {
 }  // namespace
 
 TEST_CASE("device limits: the dense bf16 peak of each GPU of the table, by CUDA's name for it") {
-  const Config bf16 = config_in("bf16", "none");
   const std::vector<std::pair<const char*, double>> tflops = {{"NVIDIA A100-SXM4-40GB", 312},
                                                               {"NVIDIA A100-SXM4-80GB", 312},
                                                               {"NVIDIA A100 80GB PCIe", 312},
@@ -152,7 +161,7 @@ TEST_CASE("device limits: the dense bf16 peak of each GPU of the table, by CUDA'
                                                               {"GeForce RTX 3090", 71}};
   for (const auto& [name, expected] : tflops) {
     INFO(name);
-    const auto peak = peak_of(bf16, gpu(name), 0);
+    const auto peak = peak_of(Arithmetic::bf16, gpu(name), 0);
     REQUIRE(peak);
     CHECK(peak->flops_per_second == Approx(expected * 1e12));
     CHECK_THAT(peak->source, ContainsSubstring(name) && ContainsSubstring("bf16"));
@@ -160,18 +169,24 @@ TEST_CASE("device limits: the dense bf16 peak of each GPU of the table, by CUDA'
 }
 
 TEST_CASE("device limits: no peak rather than a wrong one") {
-  const Config bf16 = config_in("bf16", "none"), fp32 = config_in("fp32", "none"),
-               automatic = config_in("auto", "none"), tf32 = config_in("fp32", "all");
   const DeviceInfo h100 = gpu("NVIDIA H100 80GB HBM3");
   for (const char* other : {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D",
                             "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100", "Tesla T4"})
-    CHECK_FALSE(peak_of(bf16, gpu(other), 0));
-  for (const char* name : {"cpu", "simt"}) CHECK_FALSE(peak_of(bf16, {name, h100.description}, 0));
-  CHECK_FALSE(peak_of(fp32, h100, 0));
-  CHECK_FALSE(peak_of(automatic, h100, 0));
-  CHECK(peak_of(tf32, h100, 0)->flops_per_second == Approx(494.7e12));
-  CHECK(peak_of(fp32, h100, 60)->flops_per_second == Approx(60e12));
-  CHECK(peak_of(bf16, {"cpu", ""}, 2)->flops_per_second == Approx(2e12));
+    CHECK_FALSE(peak_of(Arithmetic::bf16, gpu(other), 0));
+  for (const char* name : {"cpu", "simt"})
+    CHECK_FALSE(peak_of(Arithmetic::bf16, {name, h100.description}, 0));
+  CHECK_FALSE(peak_of(Arithmetic::fp32, h100, 0));
+  CHECK(peak_of(Arithmetic::tf32, h100, 0)->flops_per_second == Approx(494.7e12));
+  CHECK(peak_of(Arithmetic::fp32, h100, 60)->flops_per_second == Approx(60e12));
+  CHECK(peak_of(Arithmetic::bf16, {"cpu", ""}, 2)->flops_per_second == Approx(2e12));
+}
+
+TEST_CASE("device limits: the arithmetic is that of the config, as far as the device has it") {
+  const Gpu gpu;
+  CHECK(arithmetic_of(config_in("bf16", "none"), gpu) == Arithmetic::bf16);
+  CHECK(arithmetic_of(config_in("fp32", "none"), gpu) == Arithmetic::fp32);
+  CHECK(arithmetic_of(config_in("fp32", "all"), gpu) == Arithmetic::tf32);
+  CHECK(arithmetic_of(config_in("fp32", "all"), CpuDevice()) == Arithmetic::fp32);
 }
 
 TEST_CASE("progress: durations are whole seconds below an hour, minutes above") {

@@ -68,7 +68,7 @@ void dry_run(const Config& asked, const std::filesystem::path& run_folder, const
   print_count("steps", config.steps());
   print_count("tokens in all", tokens * config.steps());
   print_time(static_cast<double>(tokens * config.steps()),
-             expected_speed(config, device.info(), run_folder, speed));
+             expected_speed(config, arithmetic_of(config, device), device.info(), run_folder, speed));
   print_count("micro-batch", config.micro_batch(),
               asked.train.micro_batch == 0 ? "  (the largest that fits)" : "");
   const TrainingPlan plan(config, device);

@@ -25,12 +25,11 @@ struct KnownLimits {
 };
 
 // By the GPU's name, or measured where the device is the cpu.
-KnownLimits limits_of(const Config& config, const DeviceInfo& device, double peak_tflops) {
+KnownLimits limits_of(Arithmetic arithmetic, const DeviceInfo& device, double peak_tflops) {
   KnownLimits known;
   if (device.name == "cpu") {
     known = {measure_machine(wall_clock), "measured: a large sgemm, a += s b"};
   } else if (const auto gpu = find_limits(device)) {
-    const Arithmetic arithmetic = arithmetic_of(config);
     known = {MachineLimits{gpu->flops_per_second(arithmetic), gpu->bytes_per_second},
              std::string("data sheet, ") + name_of(arithmetic)};
   }
@@ -79,12 +78,12 @@ Config lengthened(Config config, std::int64_t steps) {
   return config;
 }
 
-nlohmann::json json_of(const ProfileReport& report, const Config& config, const DeviceInfo& device,
+nlohmann::json json_of(const ProfileReport& report, const Config& config, const Device& device,
                        const KnownLimits& known, const SpeedScale& scale) {
   const auto tokens = static_cast<double>(config.train.batch * config.data.seq_len);
-  nlohmann::json all = {{"device", device.name},
-                        {"device_description", device.description},
-                        {"arithmetic", name_of(arithmetic_of(config))},
+  nlohmann::json all = {{"device", device.info().name},
+                        {"device_description", device.info().description},
+                        {"arithmetic", name_of(arithmetic_of(config, device))},
                         {"tokens_per_step", tokens},
                         {"micro_batches", config.train.batch / config.micro_batch()},
                         {"flops_per_token", scale.flops_per_token},
@@ -111,7 +110,8 @@ void profile_steps(const Config& asked, Device& device, std::int64_t steps, doub
   std::filesystem::create_directories(folder);
 
   const DeviceInfo& info = device.info();
-  const KnownLimits known = limits_of(config, info, peak_tflops);
+  const Arithmetic arithmetic = arithmetic_of(config, device);
+  const KnownLimits known = limits_of(arithmetic, info, peak_tflops);
   std::printf("device      %s: %s\nprofile     %s after %s of warm-up, %s in %s\n", info.name.c_str(),
               info.description.c_str(), counted(steps, "step").c_str(),
               counted(warm_up_steps, "step").c_str(),
@@ -123,13 +123,13 @@ void profile_steps(const Config& asked, Device& device, std::int64_t steps, doub
   const Measured measured = measure(trainer, timed, steps);
   const ProfileReport report =
       report_of(measured.calls, steps, measured.seconds, known.limits, info.name == "cpu");
-  const SpeedScale scale{flops_per_token(config), peak_of(config, info, peak_tflops)};
+  const SpeedScale scale{flops_per_token(config), peak_of(arithmetic, info, peak_tflops)};
   std::printf("\n");
   print_report(report);
   std::printf("\n%s\n",
               scale.text(static_cast<double>(config.train.batch * config.data.seq_len) / report.step_seconds)
                   .c_str());
-  write_json(folder / "operations.json", json_of(report, config, info, known, scale));
+  write_json(folder / "operations.json", json_of(report, config, device, known, scale));
   write_chrome_trace(folder / "trace.json", measured.calls, info.description);
   write_file_atomically(folder / "config.toml", to_toml(asked));
   std::printf(

@@ -52,13 +52,14 @@ std::optional<ExpectedSpeed> from_metrics(const fs::path& run, double flops_per_
 }
 }  // namespace
 
-std::optional<ExpectedSpeed> expected_speed(const Config& config, const DeviceInfo& device,
-                                            const fs::path& run_folder, const SpeedOptions& options) {
+std::optional<ExpectedSpeed> expected_speed(const Config& config, Arithmetic arithmetic,
+                                            const DeviceInfo& device, const fs::path& run_folder,
+                                            const SpeedOptions& options) {
   if (options.tokens_per_second > 0) return ExpectedSpeed{options.tokens_per_second, "--tokens-per-second"};
   const double flops = flops_per_token(config);
   if (const auto measured = from_summary(run_folder, flops)) return measured;
   if (const auto measured = from_metrics(run_folder, flops)) return measured;
-  const std::optional<Peak> peak = peak_of(config, device, options.peak_tflops);
+  const std::optional<Peak> peak = peak_of(arithmetic, device, options.peak_tflops);
   if (!peak) return std::nullopt;
   char source[160];
   std::snprintf(source, sizeof source, "assumed, not measured: MFU %.0f%% of %s, %s", 100 * assumed_mfu,

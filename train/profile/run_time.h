@@ -7,6 +7,7 @@
 
 #include "kernels/device.h"
 #include "train/config/config.h"
+#include "train/training/device_limits.h"
 
 namespace goat {
 
@@ -26,8 +27,8 @@ inline constexpr double assumed_mfu = 0.4;
 // The first of these that there is: --tokens-per-second, the speed of a run of the same FLOPs a token in
 // `run_folder`, and `assumed_mfu` of the peak (peak_of). A run that has ended gives the speed of its
 // summary.json, another one the median of the steps in metrics.jsonl.
-std::optional<ExpectedSpeed> expected_speed(const Config& config, const DeviceInfo& device,
-                                            const std::filesystem::path& run_folder,
+std::optional<ExpectedSpeed> expected_speed(const Config& config, Arithmetic arithmetic,
+                                            const DeviceInfo& device, const std::filesystem::path& run_folder,
                                             const SpeedOptions& options);
 
 }  // namespace goat

@@ -36,9 +36,10 @@ std::string gpu_name(const DeviceInfo& device) {
 }
 }  // namespace
 
-Arithmetic arithmetic_of(const Config& config) {
+Arithmetic arithmetic_of(const Config& config, const Device& device) {
   if (config.model.precision == "bf16") return Arithmetic::bf16;
-  return config.model.tf32 == "all" ? Arithmetic::tf32 : Arithmetic::fp32;
+  const bool tf32 = config.model.tf32 == "all" && device.info().name != "cpu";
+  return tf32 ? Arithmetic::tf32 : Arithmetic::fp32;
 }
 
 const char* name_of(Arithmetic arithmetic) {
@@ -60,9 +61,8 @@ std::optional<DeviceLimits> find_limits(const DeviceInfo& device) {
   return std::nullopt;
 }
 
-std::optional<Peak> peak_of(const Config& config, const DeviceInfo& device, double given_tflops) {
+std::optional<Peak> peak_of(Arithmetic arithmetic, const DeviceInfo& device, double given_tflops) {
   if (given_tflops > 0) return Peak{given_tflops * 1e12, "--peak-tflops"};
-  const Arithmetic arithmetic = arithmetic_of(config);
   const std::optional<DeviceLimits> limits = find_limits(device);
   if (!limits || arithmetic == Arithmetic::fp32) return std::nullopt;
   return Peak{limits->flops_per_second(arithmetic),

@@ -11,7 +11,7 @@ namespace goat {
 
 // What the matrix products of a run compute in.
 enum class Arithmetic { bf16, tf32, fp32 };
-Arithmetic arithmetic_of(const Config& config);
+Arithmetic arithmetic_of(const Config& config, const Device& device);
 const char* name_of(Arithmetic arithmetic);
 
 // The vendor's figures. Matrix products are dense and sum in fp32; fp32 itself is without tensor cores.
@@ -32,6 +32,6 @@ struct Peak {
 
 // `given_tflops` is the value of --peak-tflops, or 0. Without it, only runs in bf16 or TF32 on a GPU of the
 // table have a peak: fp32 does not use the tensor cores that MFU is about.
-std::optional<Peak> peak_of(const Config& config, const DeviceInfo& device, double given_tflops);
+std::optional<Peak> peak_of(Arithmetic arithmetic, const DeviceInfo& device, double given_tflops);
 
 }  // namespace goat
