@@ -147,10 +147,11 @@ enum class Epilogue : std::uint8_t {
   library,  // by the matrix library, from the product's fp32 sums, before they are stored
 };
 
-// projected = x weight^T + bias,  out = gelu(projected). Saves projected. projected is the sum s rounded
-// once. own: out = gelu(projected), bitwise what LinearForward and GeluForward compute. library: out =
-// gelu(s). Where the matrix library has no such product (for these shapes, dtypes and addresses), library
-// means own; the cpu device has none. GeluForward of projected gives out again only in `own`.
+// s = x weight^T + bias in fp32,  projected = s rounded to the model's dtype. Saves projected.
+//   own:      out = gelu(projected), bitwise what LinearForward and GeluForward compute
+//   library:  out = gelu(s), which GeluForward of projected does not give again
+// Where the matrix library has no such product (for these shapes, dtypes and addresses), library means own.
+// The cpu device has none.
 struct LinearGeluForward {
   Tensor out;        // [N, O]
   Tensor projected;  // [N, O]
@@ -162,8 +163,10 @@ struct LinearGeluForward {
 };
 
 // dprojected = (dout weight) * gelu'(projected): the gradient through a linear layer whose input is
-// gelu(projected). own: dout weight is rounded first, bitwise as LinearBackwardInput and GeluBackward do it.
-// library: the fp32 sums are multiplied and rounded once. The rest as in LinearGeluForward.
+// gelu(projected).
+//   own:      dout weight is rounded first, bitwise what LinearBackwardInput and GeluBackward compute
+//   library:  the fp32 sums are multiplied and rounded once
+// The rest as in LinearGeluForward.
 struct LinearGeluBackwardInput {
   Tensor dprojected;  // [N, I]
   Tensor dout;        // [N, O]

@@ -43,7 +43,9 @@ std::vector<Values> results_of_steps(const Config& config, Device& device, DType
   for (int step = 0; step < 3; ++step) {
     test.parameters.zero_gradients(device);
     test.model->forward_backward(device, 0.1f);
-    results.push_back(goat::test::values_of(device, test.model->losses()));
+    const Values losses = goat::test::values_of(device, test.model->losses());
+    if (step > 0) CHECK(losses != results.front());
+    results.push_back(losses);
     for (const StoredTensor& tensor : test.parameters.stored()) results.push_back(test.gradient(tensor));
     update(test);
   }

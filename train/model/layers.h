@@ -18,10 +18,9 @@ class LinearLayer {
   LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name);
   void forward(Device& device, const Tensor& out, const Tensor& x) const;
   void backward_input(Device& device, const Tensor& dx, const Tensor& dout) const;  // sets dx
-  // The same with a GELU between this layer and the next one or the one before, as model.epilogue says:
-  // out = gelu(projected) of projected = x W^T + b,
+  // out = gelu(projected), projected = x W^T + b; model.epilogue says how.
   void forward_gelu(Device& device, const Tensor& out, const Tensor& projected, const Tensor& x) const;
-  // and dprojected, where this layer's x is gelu(projected).
+  // Sets the gradient of projected, where this layer's x is gelu(projected).
   void backward_input_gelu(Device& device, const Tensor& dprojected, const Tensor& dout,
                            const Tensor& projected) const;
   void backward_weight(Device& device, const Tensor& dout, const Tensor& x) const;  // adds to the gradients
