@@ -103,7 +103,7 @@ def preset(name):
 
 def bf16_peak(gpu):
     """FLOP/s of a GPU of the program's table, by its name, or None."""
-    source = (REPOSITORY / "train/training/device_limits.cpp").read_text()
+    source = (REPOSITORY / "train/speed/device_limits.cpp").read_text()
     for names, tflops in re.findall(r'\{\{((?:"[^"]+"(?:, )?)+)\}, ([\d.]+),', source):
         if gpu.removeprefix("NVIDIA ") in re.findall('"([^"]+)"', names):
             return float(tflops) * 1e12

@@ -16,6 +16,7 @@ FLOORS = [
     "train/memory",
     "train/positions",
     "train/model",
+    "train/speed",
     "train/run",
     "train/training",
     "train/profile",

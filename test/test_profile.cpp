@@ -14,7 +14,7 @@
 #include "train/profile/profile_report.h"
 #include "train/profile/run_time.h"
 #include "train/profile/timed_device.h"
-#include "train/training/throughput.h"
+#include "train/speed/throughput.h"
 
 using namespace goat;
 namespace fs = std::filesystem;

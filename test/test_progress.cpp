@@ -1,6 +1,6 @@
 // The lines a person watches: mean loss, speed and the time left; and the learning-rate schedule they show.
 
-#include "train/training/progress.h"
+#include "train/speed/progress.h"
 
 #include <unistd.h>
 

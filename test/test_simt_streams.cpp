@@ -94,7 +94,11 @@ Values run_program(Streams streams, std::uint64_t seed = 1, Mistake mistake = Mi
   if (mistake != Mistake::second_does_not_wait) runtime::stream_wait(two.second, is_doubled);
   const auto square = [](float* data) { return Tensor::of<float>(data, {side, side}); };
   Gemm(two.second)
-      .multiply(square(product), {square(doubled), false}, {square(matrix), true}, {}, true, false, nullptr);
+      .multiply({.out = square(product),
+                 .left = {square(doubled), false},
+                 .right = {square(matrix), true},
+                 .accumulate = true},
+                nullptr);
   runtime::record(is_multiplied, two.second);
 
   if (mistake != Mistake::first_does_not_wait) runtime::stream_wait(two.first, is_multiplied);

@@ -5,8 +5,8 @@
 #include "train/model/model_parameters.h"
 #include "train/profile/run_time.h"
 #include "train/run/run_folder.h"
+#include "train/speed/progress.h"
 #include "train/training/memory_fit.h"
-#include "train/training/progress.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 

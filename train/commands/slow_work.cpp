@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "train/training/progress.h"
+#include "train/speed/progress.h"
 
 namespace goat {
 

@@ -12,8 +12,8 @@
 #include "train/model/model_parameters.h"
 #include "train/profile/chrome_trace.h"
 #include "train/profile/profile_report.h"
+#include "train/speed/throughput.h"
 #include "train/training/sources.h"
-#include "train/training/throughput.h"
 #include "train/training/trainer.h"
 
 namespace goat {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "train/model/model_parameters.h"
-#include "train/training/throughput.h"
+#include "train/speed/throughput.h"
 
 namespace goat {
 

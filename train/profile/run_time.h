@@ -7,7 +7,7 @@
 
 #include "kernels/device.h"
 #include "train/config/config.h"
-#include "train/training/device_limits.h"
+#include "train/speed/device_limits.h"
 
 namespace goat {
 

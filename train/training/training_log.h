@@ -10,7 +10,7 @@
 #include "train/config/config.h"
 #include "train/model/model_parameters.h"
 #include "train/run/run_folder.h"
-#include "train/training/progress.h"
+#include "train/speed/progress.h"
 #include "train/training/trainer.h"
 
 namespace goat {

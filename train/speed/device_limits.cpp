@@ -1,8 +1,10 @@
-#include "train/training/device_limits.h"
+#include "train/speed/device_limits.h"
 
 #include <algorithm>
 #include <initializer_list>
 #include <string_view>
+
+#include "train/model/model_parameters.h"
 
 namespace goat {
 
@@ -37,7 +39,7 @@ std::string gpu_name(const DeviceInfo& device) {
 }  // namespace
 
 Arithmetic arithmetic_of(const Config& config, const Device& device) {
-  if (config.model.precision == "bf16") return Arithmetic::bf16;
+  if (model_dtype(config, device) == DType::bf16) return Arithmetic::bf16;
   const bool tf32 = config.model.tf32 == "all" && device.info().name != "cpu";
   return tf32 ? Arithmetic::tf32 : Arithmetic::fp32;
 }

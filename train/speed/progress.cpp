@@ -1,4 +1,4 @@
-#include "train/training/progress.h"
+#include "train/speed/progress.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>

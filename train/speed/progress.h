@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "train/training/throughput.h"
+#include "train/speed/throughput.h"
 
 namespace goat {
 

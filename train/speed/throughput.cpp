@@ -1,4 +1,4 @@
-#include "train/training/throughput.h"
+#include "train/speed/throughput.h"
 
 #include <cstdio>
 

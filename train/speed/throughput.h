@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "train/training/device_limits.h"
+#include "train/speed/device_limits.h"
 
 namespace goat {
 

@@ -1,0 +1,114 @@
+// A training step on a device with a queue: nothing waits that need not, and what is enqueued, recorded and
+// replayed gives the same bits whenever the device runs it.
+#include "kernels/open/open_device.h"
+#include "kernels/simt/options.h"
+#include "test/catch.h"
+#include "test/one_step.h"
+#include "test/scoped_options.h"
+#include "train/training/sources.h"
+#include "train/training/trainer.h"
+
+using namespace goat;
+using goat::on_simt::Streams;
+
+namespace {
+
+Config tiny_config(const std::vector<std::string>& settings = {}) {
+  std::vector<std::string> all = {"model.width=16",      "model.vocab=13",   "prior.pos_rank=1",
+                                  "prior.abs_rank=2",    "data.seq_len=8",   "train.batch=6",
+                                  "train.micro_batch=2", "train.steps=7",    "train.warmup=1",
+                                  "eval.tokens=24",      "train.spike_z=50", "train.spike_window=2"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return load_config("copy_mixture", all);
+}
+
+// Losses, gradient norms and limits of each step, and the final weights.
+struct Outcome {
+  std::vector<float> scalars;
+  std::vector<std::vector<float>> weights;
+  bool operator==(const Outcome&) const = default;
+};
+
+void add(Outcome& outcome, const std::optional<StepResult>& result) {
+  if (!result) return;
+  const StepState& scalars = result->scalars;
+  for (const float value : {scalars.loss, scalars.grad_norm, scalars.loss_limit, scalars.grad_norm_limit})
+    outcome.scalars.push_back(value);
+}
+
+Outcome train(const Config& config, bool wait_for_each_step = false) {
+  const auto device = open_device("simt");
+  const auto training = open_training_source(config);
+  Trainer trainer(config, *device, *training, nullptr);
+  trainer.allocate();
+  trainer.initialize();
+  Outcome outcome;
+  while (!trainer.finished()) {
+    add(outcome, trainer.step());
+    if (wait_for_each_step) add(outcome, trainer.finish_step());
+  }
+  add(outcome, trainer.finish_step());
+  for (const StoredTensor& tensor : trainer.parameters().stored())
+    outcome.weights.push_back(trainer.parameters().read(*device, tensor));
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("step: the same bits whenever the device runs its queue, recorded or not, waited for or not") {
+  for (const char* precision : {"model.precision=bf16", "model.precision=fp32"}) {
+    const Outcome want = train(tiny_config({precision, "train.cuda_graph=off"}), true);
+    REQUIRE(want.scalars.size() == 7 * 4);
+    CHECK(want.scalars[4 * 2 + 2] == 0);  // the window of two is full after the second step,
+    CHECK(want.scalars[4 * 3 + 2] > 0);   // whose result is known before the fourth
+    for (const char* graph : {"train.cuda_graph=off", "train.cuda_graph=on"}) {
+      const Config config = tiny_config({precision, graph});
+      const auto check = [&](Streams streams, std::uint64_t seed) {
+        goat::test::RestoredOptions options;
+        options->streams = streams;
+        options->seed = seed;
+        INFO(precision << ", " << graph << ", streams " << static_cast<int>(streams) << ", seed " << seed);
+        CHECK((train(config) == want));  // in brackets: not printed
+      };
+      check(Streams::at_once, 1);
+      check(Streams::late, 1);
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) check(Streams::random, seed);
+    }
+  }
+}
+
+TEST_CASE("step: the host waits once a step, for the scalars of the step before") {
+  for (const char* graph : {"train.cuda_graph=off", "train.cuda_graph=on"}) {
+    const Config config = tiny_config({graph});
+    const auto device = open_device("simt");
+    const auto training = open_training_source(config);
+    Trainer trainer(config, *device, *training, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    std::vector<std::uint64_t> waits;
+    while (!trainer.finished()) {
+      const std::uint64_t before = on_simt::counters().host_waits;
+      trainer.step();
+      waits.push_back(on_simt::counters().host_waits - before);
+    }
+    INFO(graph);
+    CHECK(waits == std::vector<std::uint64_t>{0, 1, 1, 1, 1, 1, 1});
+  }
+}
+
+TEST_CASE("step: the memory that is planned is what a GPU run allocates, workspaces included") {
+  for (const char* settings : {"model.block=gpt", "model.block=llama"}) {
+    const Config config = tiny_config({settings, "eval.tokens=48"});
+    const auto device = open_device("simt");
+    const auto training = open_training_source(config), validation = open_validation_source(config);
+    const std::size_t before = on_simt::device_memory_use().bytes;
+    Trainer trainer(config, *device, *training, validation.get());
+    trainer.allocate();
+    trainer.initialize();
+    goat::test::one_step(trainer);
+    goat::test::one_step(trainer);
+    trainer.validate();
+    INFO(settings);
+    CHECK(on_simt::device_memory_use().bytes - before == trainer.memory().total_bytes());
+  }
+}
