@@ -177,4 +177,12 @@ def test_a_profile_of_the_program_itself_is_read(run_binary, tmp_path):
         tmp_path / "profile/operations.json", [(ran, 8 * ran.length)]
     )
     assert name == "own" and 0 < sum(times.values()) <= wall
-    assert {predict_step.group_of(operation) for operation in times} == set(predict_step.GROUPS)
+    groups = {predict_step.group_of(operation) for operation in times}
+    assert groups == set(predict_step.GROUPS) - {"GELU or SwiGLU"}  # a GPT block's GELU counts as its GEMM
+
+
+def test_the_gelu_of_a_gpt_block_is_compared_within_its_gemm(capsys):
+    model = preset("c4_125m")
+    predicted = {"linear_forward mlp.up": 2.0, "gelu_forward": 0.5}
+    predict_step.print_comparison(model, 1024, predicted, {"linear_gelu_forward mlp.up": 2.5}, None, None)
+    assert re.search(r"block GEMMs, three products \| 2.50 \| 2.50 \| 1.00", capsys.readouterr().out)

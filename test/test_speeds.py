@@ -62,7 +62,7 @@ def test_a_profile_has_every_operation_of_a_step_beside_its_limit(profiled):
     for name, calls in {
         "attention_forward": layers * micro_batches,
         "attention_backward": layers * micro_batches,
-        "linear_forward mlp.up": layers * micro_batches,
+        "linear_gelu_forward mlp.up": layers * micro_batches,
         "linear_backward_weight head": micro_batches,
         "gradient_norm": 1,
     }.items():
