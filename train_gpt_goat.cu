@@ -51,6 +51,20 @@ Config chosen_config(const TrainOptions& options) {
   return load_config(own.string(), options.settings, print_note);
 }
 
+// The micro-batch of the run's config.toml; 0 if there is none.
+std::int64_t micro_batch_before(const TrainOptions& options) {
+  const std::filesystem::path own = config_of_run(run_folder(options));
+  if (!options.resume || own.empty()) return 0;
+  return load_config(own.string(), {}).train.micro_batch;
+}
+
+// The config of a run on a device. A run that continues by its own config keeps its micro-batch while it
+// fits.
+MicroBatchChoice config_for(TrainOptions options, const Device& device) {
+  if (options.config.empty()) options.settings.insert(options.settings.begin(), "train.micro_batch=0");
+  return choose_micro_batch(chosen_config(options), device, micro_batch_before(options));
+}
+
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
   try {
     return open_device(name, &why);
@@ -74,6 +88,8 @@ void check_arithmetic(const Config& config, const Device& device) {
     print_note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
   if (cpu && config.model.epilogue != "own")
     print_note("model.epilogue has no effect on the cpu device, which has no such products");
+  if (config.model.block != "gpt" && config.model.epilogue != "own")
+    print_note("model.epilogue has no effect on llama blocks, which have no GELU");
   if (cpu && !config.train.deterministic)
     print_note("train.deterministic = false has no effect on the cpu device, which always is");
 }
@@ -94,13 +110,13 @@ bool nothing_to_do(const Config& config, const RunFolder& run) {
 }
 
 int train(const TrainOptions& options, Device& device, const std::string& why) {
-  const Config asked = chosen_config(options);
-  check_arithmetic(asked, device);
+  const MicroBatchChoice choice = config_for(options, device);
+  const Config& config = choice.config;
+  check_arithmetic(config, device);
 
   RunFolder run(run_folder(options), options.resume      ? ExistingRun::resume
                                      : options.overwrite ? ExistingRun::overwrite
                                                          : ExistingRun::refuse);
-  const Config config = with_micro_batch(asked, device, run.resumed() ? micro_batch_of(*run.resumed()) : 0);
   if (run.resumed()) {
     const std::vector<std::string> notes = compare_configs(config, *run.resumed());
     if (nothing_to_do(config, run)) return 0;
@@ -118,12 +134,12 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
     keep_working_folder(data, run.resumed()->manifest.data);
   }
 
-  const RunState state = run.resumed() ? run.resumed()->manifest.state : RunState{};
+  const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state);
   trainer.require_memory();
   TrainingLog log(config, device, run, trainer,
                   peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
-  log.announce(why, *training, asked.train.micro_batch == 0);
+  log.announce(why, *training, choice.origin);
   trainer.allocate();
   if (run.resumed())
     trainer.restore(run.resumed()->folder);
@@ -135,8 +151,10 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
 }
 
 int profile(const TrainOptions& options, Device& device) {
-  const Config config = with_micro_batch(chosen_config(options), device);
+  const Config config = config_for(options, device).config;
   check_arithmetic(config, device);
+  if (config.train.cuda_graph == "on")
+    print_note("train.cuda_graph has no effect in a profile: the parts of a graph have no times");
   profile_steps(config, device, options.profile, options.peak_tflops, run_folder(options) / profile_folder);
   return 0;
 }
@@ -151,11 +169,12 @@ int run_command(const CommandLine& line) {
   std::string why;
   const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
   if (training && training->dry_run) {
-    const Config config = chosen_config(*training);
+    const MicroBatchChoice choice = config_for(*training, *device);
+    const Config& config = choice.config;
     check_arithmetic(config, *device);
     if (training->resume)
       for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
-    dry_run(config, run_folder(*training), *device, {training->tokens_per_second, training->peak_tflops});
+    dry_run(choice, run_folder(*training), *device, {training->tokens_per_second, training->peak_tflops});
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }

@@ -63,6 +63,10 @@ class Device {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // device to device, not overlapping
   virtual void synchronize() = 0;
 
+  // Whether work is complete when the call that enqueues it returns, so that there is nothing to run ahead
+  // of.
+  virtual bool completes_at_once() const { return true; }
+
   // Memory of the host that the device reads and writes by itself while the host goes on: page-locked where
   // the device is a GPU. 256-byte aligned; its contents are undefined. release_host accepts nullptr and what
   // allocate_host returned, once no copy uses it any more.

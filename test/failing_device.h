@@ -17,7 +17,17 @@ class FailingDevice final : public CpuDevice {
   long fatal = 0;
   long calls = 0;
   long lost_from = 0;
+  bool at_once = true;  // false: the trainer runs one step ahead, as on a GPU
 
+  bool completes_at_once() const override { return at_once; }
+  void record(DeviceEvent& event) override {
+    count();
+    CpuDevice::record(event);
+  }
+  void wait(DeviceEvent& event) override {
+    count();
+    CpuDevice::wait(event);
+  }
   void set_zero(void* memory, std::size_t bytes) override {
     count();
     CpuDevice::set_zero(memory, bytes);

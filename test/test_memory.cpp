@@ -79,37 +79,78 @@ std::string refusal(std::size_t bytes) {
 
 TEST_CASE(
     "memory: the setting advised is the largest micro-batch that fits, to the byte, before recomputation") {
+  const auto advice = [](std::size_t bytes) {
+    return setting_that_fits(batch_of_twelve(12), CpuDevice(), bytes);
+  };
   const std::vector<std::int64_t> divisors = {1, 2, 3, 4, 6, 12};
-  CHECK(refusal(bytes_with(12)) == "");
   for (std::size_t i = 0; i + 1 < divisors.size(); ++i) {
-    const std::string advice = "--set train.micro_batch=" + std::to_string(divisors[i]) + ".";
+    const std::string want = "This fits: --set train.micro_batch=" + std::to_string(divisors[i]);
     INFO("micro-batch " << divisors[i]);
     CHECK(bytes_with(divisors[i]) < bytes_with(divisors[i + 1]));
-    CHECK_THAT(refusal(bytes_with(divisors[i])), ContainsSubstring(advice));
-    CHECK_THAT(refusal(bytes_with(divisors[i + 1]) - 1), ContainsSubstring(advice));
+    CHECK(advice(bytes_with(divisors[i])) == want);
+    CHECK(advice(bytes_with(divisors[i + 1]) - 1) == want);
   }
   REQUIRE(bytes_with(1, "gelu") < bytes_with(1));
-  CHECK_THAT(refusal(bytes_with(1) - 1),
-             ContainsSubstring("--set train.micro_batch=1 --set model.recompute=gelu."));
-  CHECK_THAT(refusal(std::min(bytes_with(1, "gelu"), bytes_with(1, "block")) - 1),
+  CHECK(advice(bytes_with(1) - 1) == "This fits: --set train.micro_batch=1 --set model.recompute=gelu");
+  CHECK_THAT(advice(std::min(bytes_with(1, "gelu"), bytes_with(1, "block")) - 1),
              ContainsSubstring("No micro-batch fits"));
+  // Who asks for 12 may have all memory; what is advised leaves some to others.
+  CHECK(refusal(bytes_with(12)) == "");
+  CHECK_THAT(refusal(bytes_with(12) - 1), ContainsSubstring("--set train.micro_batch=6."));
 }
 
 TEST_CASE("memory: micro_batch = 0 takes the largest that fits, a resumed run its own while that fits") {
-  const auto chosen = [](std::size_t usable, std::int64_t before) {
-    const SmallDevice device(usable + usable / 31 + 1);
+  using Choice = std::pair<std::int64_t, std::string>;
+  const auto chosen = [](std::size_t usable, std::int64_t before, std::int64_t asked = 0) {
+    const SmallDevice device(usable + usable / 3 + 1);
     REQUIRE(usable_memory(device) >= usable);
-    return with_micro_batch(batch_of_twelve(0), device, before).micro_batch();
+    const MicroBatchChoice choice = choose_micro_batch(batch_of_twelve(asked), device, before);
+    return Choice(choice.config.micro_batch(), choice.origin);
   };
-  CHECK(chosen(bytes_with(12), 0) == 12);
-  CHECK(chosen(bytes_with(12) - 64, 0) == 6);
-  CHECK(chosen(bytes_with(4), 0) == 4);
-  CHECK(chosen(16, 0) == 1);  // and is refused
-  CHECK(chosen(bytes_with(12), 3) == 3);
-  CHECK(chosen(bytes_with(3), 3) == 3);
-  CHECK(chosen(bytes_with(2), 3) == 2);
-  CHECK(chosen(bytes_with(12), 5) == 12);  // the batch has changed
-  CHECK(with_micro_batch(batch_of_twelve(4), SmallDevice(16), 12).micro_batch() == 4);
+  const std::string largest = "the largest that fits", kept = "as before";
+  CHECK(chosen(bytes_with(12), 0) == Choice(12, largest));
+  CHECK(chosen(bytes_with(12) - 64, 0) == Choice(6, largest));
+  CHECK(chosen(bytes_with(4), 0) == Choice(4, largest));
+  CHECK(chosen(16, 0) == Choice(1, largest));  // and is refused
+  CHECK(chosen(bytes_with(12), 3) == Choice(3, kept));
+  CHECK(chosen(bytes_with(3), 3) == Choice(3, kept));
+  CHECK(chosen(bytes_with(2), 3) == Choice(2, largest));
+  CHECK(chosen(bytes_with(12), 5) == Choice(12, largest));  // the batch has changed
+  CHECK(chosen(16, 12, 4) == Choice(4, ""));
+}
+
+TEST_CASE("memory: what a GPU's run leaves to others is a 32nd, what a cpu's run leaves a quarter") {
+  CHECK(usable_memory(SmallDevice(400)) == 300);
+  CHECK(usable_of(3200) == 3100);
+}
+
+TEST_CASE("memory: an allocation that fails is told with the plan, and with advice that counts all memory") {
+  // Allocates two blocks, then no more.
+  class FailingAllocation final : public CpuDevice {
+   public:
+    std::size_t available_memory() const override { return std::size_t{1} << 30 >> held; }
+    void* allocate(std::size_t bytes) override {
+      if (++calls > 2) throw std::bad_alloc();
+      ++held;
+      return CpuDevice::allocate(bytes);
+    }
+    void release(void* memory) noexcept override {
+      if (memory) --held;
+      CpuDevice::release(memory);
+    }
+    int calls = 0, held = 0;
+  };
+  FailingAllocation device;
+  Tensor weights, gradients, moments;
+  MemoryPlan plan;
+  plan.add(MemoryCategory::parameters, "weights", DType::f32, {256}, weights);
+  plan.add(MemoryCategory::gradients, "gradients", DType::f32, {256}, gradients);
+  plan.add(MemoryCategory::optimizer, "adam m", DType::f32, {512}, moments);
+  CHECK_THROWS_WITH(
+      plan.allocate(device, [&] { return "There are " + bytes_text(device.available_memory()); }),
+      ContainsSubstring("no memory for the optimizer, 2.0 KiB of 4.0 KiB in all. Plan: parameters 1.0 KiB, "
+                        "gradients 1.0 KiB, optimizer 2.0 KiB. Largest tensors of the optimizer: adam m "
+                        "[512] 2.0 KiB. There are 1.0 GiB."));
 }
 
 TEST_CASE("memory: a plan that does not fit says what is needed, what there is, and its largest tensors") {
@@ -123,7 +164,7 @@ TEST_CASE("memory: a plan that does not fit says what is needed, what there is, 
   plan.require_fits(exact, [] { return "Nothing"; });
   CHECK_THROWS_WITH(
       plan.require_fits(short_of_one, [] { return "Do this"; }),
-      ContainsSubstring("15.0 KiB are needed, 15.0 KiB available. Plan: activations 15.0 KiB.") &&
+      ContainsSubstring("15.0 KiB are needed, 1 B more than there is. Plan: activations 15.0 KiB.") &&
           ContainsSubstring(
               "the large one [3, 1024] 12.0 KiB, the middle one [512] 2.0 KiB, the small one") &&
           ContainsSubstring("Do this."));

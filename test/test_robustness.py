@@ -247,7 +247,7 @@ def test_the_simulated_gpu_trains(run_binary, tmp_path):
     ]
     result = run_binary("--config", "copy_mixture", "--device", "simt", "--out", tmp_path / "run", *few)
     assert "simt: the CUDA kernels, simulated" in result.stdout
-    assert "computes in bf16, with fp32 master weights" in result.stdout
+    assert "computes in bf16" in result.stdout
     model = ["--checkpoint", tmp_path / "run", "--device", "simt"]
     for precision in ("bf16", "fp32"):
         at = ["--precision", precision, "--json", tmp_path / f"{precision}.json"]
@@ -261,6 +261,8 @@ def test_the_simulated_gpu_trains(run_binary, tmp_path):
     prompt = ["--tokenizer", "ids", "--prompt", "1 2 3", "--tokens", 4, "--temperature", 0]
     continued = [run_binary("sample", *model, *prompt, *more).stdout for more in ((), ("--no-cache",))]
     assert continued[0] == continued[1]
+    result = run_binary("--resume", "--out", tmp_path / "run", "--device", "cpu", "--set", "train.steps=3")
+    assert "resuming in fp32; the steps before were computed in bf16" in result.stderr
     on_cpu = ["--checkpoint", tmp_path / "run", "--device", "cpu"]
     told = run_binary("eval", *on_cpu, "--precision", "bf16", code=2)
     assert "the cpu device computes in fp32" in told.stderr

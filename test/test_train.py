@@ -367,7 +367,15 @@ def test_a_micro_batch_of_0_is_announced_and_saved_resolved(run_binary, tmp_path
     assert saved["train"]["micro_batch"] == 4
     result = run_binary(*tiny_run(tmp_path / "run"), *flags({"train.micro_batch": 0}), "--resume")
     assert "nothing to do" in result.stdout and "micro_batch" not in result.stderr
-    dry = run_binary(*tiny_run(tmp_path / "run"), *flags({"train.micro_batch": 0}), "--dry-run").stdout
+    go_on = ["--resume", "--out", tmp_path / "run", "--set", "train.steps=16"]
+    run_binary("--resume", "--out", tmp_path / "run", *flags({"train.micro_batch": 2, "train.steps": 14}))
+    dry = run_binary(*go_on, "--dry-run")
+    assert re.search(r"micro-batch +2 +\(as before\)", dry.stdout) and "micro_batch" not in dry.stderr
+    result = run_binary(*go_on)
+    assert "micro-batch 2 of 4 sequences, as before" in result.stdout and "micro_batch" not in result.stderr
+    result = run_binary("--resume", "--out", tmp_path / "run", *flags({"train.batch": 3, "train.steps": 18}))
+    assert "micro-batch 3 of 3 sequences, the largest that fits" in result.stdout
+    dry = run_binary(*tiny_run(tmp_path / "new"), *flags({"train.micro_batch": 0}), "--dry-run").stdout
     assert re.search(r"micro-batch +4 +\(the largest that fits\)", dry)
 
 

@@ -91,6 +91,7 @@ struct Outcome {
 
 // Where the failure is planted; calls and reads count from those after the first step on.
 struct Plant {
+  bool at_once = true;  // see FailingDevice
   long device = 0, training = 0, validation = 0;
   long lost_from = 0;  // the device is lost in this call and all that follow
 };
@@ -99,6 +100,7 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
             ExistingRun existing = ExistingRun::refuse) {
   const Silence silence;
   FailingDevice device;
+  device.at_once = plant.at_once;
   FailingSource training(open_training_source(config)), validation(open_validation_source(config));
   RunFolder run_folder(folder, existing);
   const RunState state = run_folder.resumed() ? run_folder.resumed()->manifest.state : RunState{};
@@ -179,29 +181,34 @@ void breaks_off_and_is_resumed(const Config& config, const Plant& plant, const s
 }  // namespace
 
 TEST_CASE("training loop: a call that fails after the first step ends the run with what was reached saved") {
-  for (const char* interval : {"checkpoint.interval=0", "checkpoint.interval=1"}) {
+  for (const auto& [interval, at_once] : {std::pair{"checkpoint.interval=0", true},
+                                          {"checkpoint.interval=1", true},
+                                          {"eval.interval=0", false}}) {
     const Config config = tiny_config({interval});
     const Folder temporary;
-    const Outcome unbroken = run(config, temporary.path() / "run", {});
+    const Outcome unbroken = run(config, temporary.path() / "run", {.at_once = at_once});
     REQUIRE(unbroken.code == 0);
     const std::string want = final_model(temporary.path() / "run");
     REQUIRE(unbroken.training_reads == 3 * 4);
-    REQUIRE(unbroken.validation_reads == 2 * 3);
+    REQUIRE(unbroken.validation_reads == (at_once ? 2 * 3 : 3));
     for (long call = 1; call <= unbroken.training_reads; ++call) {
       INFO(interval << ", training read " << call);
-      breaks_off_and_is_resumed(config, {.training = call}, want);
+      breaks_off_and_is_resumed(config, {.at_once = at_once, .training = call}, want);
     }
     for (long call = 1; call <= unbroken.validation_reads; ++call) {
       INFO(interval << ", validation read " << call);
-      breaks_off_and_is_resumed(config, {.validation = call}, want);
+      breaks_off_and_is_resumed(config, {.at_once = at_once, .validation = call}, want);
     }
   }
 }
 
 TEST_CASE("training loop: whichever call of the device fails, the newest checkpoint is whole and named") {
-  const Config config = tiny_config({"eval.interval=3", "checkpoint.interval=2"});
+  const bool at_once = GENERATE(true, false);
+  INFO((at_once ? "one step after the other" : "one step ahead"));
+  const Config config = tiny_config({at_once ? "eval.interval=3" : "eval.interval=0",
+                                     at_once ? "checkpoint.interval=2" : "checkpoint.interval=3"});
   const Folder temporary;
-  const Outcome unbroken = run(config, temporary.path() / "run", {});
+  const Outcome unbroken = run(config, temporary.path() / "run", {.at_once = at_once});
   const std::string want = final_model(temporary.path() / "run");
   REQUIRE(unbroken.device_calls > 200);
   int saved = 0, not_saved = 0, torn = 0;
@@ -209,7 +216,7 @@ TEST_CASE("training loop: whichever call of the device fails, the newest checkpo
     INFO("device call " << call);
     const Folder other;
     const fs::path folder = other.path() / "run";
-    const Outcome outcome = run(config, folder, {.device = call});
+    const Outcome outcome = run(config, folder, {.at_once = at_once, .device = call});
     if (outcome.error.empty()) {  // it was a checkpoint that failed: training went on
       ++not_saved;
       CHECK(outcome.state.step == 4);

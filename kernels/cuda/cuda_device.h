@@ -40,6 +40,7 @@ class CudaDevice : public Device {
   void record(DeviceEvent& event) override;
   void wait(DeviceEvent& event) override;
   double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const override;
+  bool completes_at_once() const override { return false; }
   bool can_capture() const override { return true; }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override;
   void replay(DeviceGraph& graph) override;

@@ -70,7 +70,7 @@ void* CudaDevice::allocate_host(std::size_t bytes) {
   return runtime::allocate_host(bytes);
 }
 
-// Waits for work that still uses the memory.
+// runtime::release waits for work that still uses the memory; nothing waits for page-locked memory.
 void CudaDevice::release(void* memory) noexcept { release_after_capture(runtime::release, memory); }
 void CudaDevice::release_host(void* memory) noexcept { release_after_capture(runtime::release_host, memory); }
 

@@ -20,9 +20,14 @@ namespace {
 
 constexpr std::size_t most_workspace = 32 << 20;  // NVIDIA's recommendation for Hopper
 
+// Throws the error. A GPU that is lost is told by the runtime; cuBLASLt only says that it failed.
+[[noreturn]] void throw_cublas_error(cublasStatus_t status, const std::string& what) {
+  runtime::free_memory();
+  throw std::runtime_error("cuBLASLt: " + what + ": " + cublasLtGetStatusName(status));
+}
+
 void check_cublas(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusName(status));
+  if (status != CUBLAS_STATUS_SUCCESS) throw_cublas_error(status, what);
 }
 
 // The alignment of the tensor's memory in bytes, at most 256; cuBLASLt uses no larger one.
@@ -189,9 +194,7 @@ void Gemm::multiply(const Product& product, void* workspace) {
       cublasLtMatmul(library_->handle, &description.operation, &one, right.data, &description.right,
                      left.data, &description.left, &beta, out.data, &description.out, out.data,
                      &description.out, &*algorithm, workspace, most_workspace, stream_);
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error(std::string("cuBLASLt: ") + cublasLtGetStatusName(status) + " for " +
-                             text_of(product));
+  if (status != CUBLAS_STATUS_SUCCESS) throw_cublas_error(status, text_of(product));
 }
 
 }  // namespace goat::on_cuda

@@ -150,7 +150,7 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
 
 Event create_event() {
   Event event{};
-  check_cuda(cudaEventCreate(&event));
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));  // a wait leaves the core to others
   return event;
 }
 
@@ -175,7 +175,7 @@ Graph end_capture(Stream stream) {
   Graph graph{};
   const cudaError_t status = cudaGraphInstantiate(&graph, recorded);
   cudaGraphDestroy(recorded);
-  check_cuda(status);
+  check_allocation(status);
   return graph;
 }
 

@@ -13,9 +13,9 @@ namespace goat {
 inline constexpr std::int64_t longest_analysis = 1 << 20;  // positions
 
 struct AnalyzeOptions {
-  std::string checkpoint;  // run folder, checkpoint folder or model.safetensors
-  std::string precision;   // auto, fp32, bf16; empty: as the run was trained, as far as the device can
-  std::string out;         // output folder; empty: RUN/analysis
+  std::string checkpoint;              // run folder, checkpoint folder or model.safetensors
+  std::string precision;               // auto, fp32, bf16; empty: the run's model.precision
+  std::string out;                     // output folder; empty: RUN/analysis
   std::optional<std::int64_t> length;  // T; nullopt: the training length
   std::int64_t layer = 0;              // layer and head of log_prior.npy
   std::int64_t head = 0;

@@ -33,7 +33,7 @@ after saving.
 
 constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact in fp32
 constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
-constexpr std::int64_t most_profiled = 1000;  // steps; every call in them is kept
+constexpr std::int64_t most_profiled = 100;  // steps; every call in them is kept
 constexpr std::int64_t most_samples = 1'000'000;
 constexpr std::int64_t most_heads = 10'000;  // whether the model has the head is checked later
 
@@ -137,8 +137,10 @@ void add_model(CLI::App& command, std::string& checkpoint, std::string& precisio
       ->required();
   command
       .add_option("--precision", precision,
-                  "of matrix products and activations (default: as the run was trained; fp32 on the cpu)")
-      ->type_name("auto|fp32|bf16");
+                  "of matrix products and activations (default: the run's model.precision; auto: bf16 on a "
+                  "GPU, fp32 on the cpu)")
+      ->type_name("auto|fp32|bf16")
+      ->check(CLI::IsMember({"auto", "fp32", "bf16"}));
 }
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {

@@ -23,19 +23,16 @@ void print_memory(const MemoryPlan& memory) {
   std::printf("memory: %-20s %20s\n", "total", bytes_text(memory.total_bytes()).c_str());
 }
 
-// The largest micro-batch for each model.recompute on GPUs of the usual sizes. They leave 3 % of their memory
-// to the CUDA context and to recorded graphs.
+// The largest micro-batch for each model.recompute on GPUs of the usual sizes.
 void print_fitting_gpus(const Config& config, const Device& device) {
   std::printf(
       "largest micro-batch by memory of the GPU and model.recompute (-: one sequence does not fit)\n");
   std::printf("%-12s %8s %8s %8s\n", "", "none", "gelu", "block");
   for (const std::size_t gibibytes : {24, 40, 80, 141}) {
     std::printf("%9zu GB ", gibibytes);
-    for (const char* recompute : {"none", "gelu", "block"}) {
-      Config other = config;
-      other.model.recompute = recompute;
-      const std::size_t bytes = (gibibytes << 30) / 100 * 97;
-      const std::int64_t largest = largest_micro_batch(other, device, bytes);
+    for (const char* recompute : recompute_settings) {
+      const std::int64_t largest =
+          largest_micro_batch(with_recompute(config, recompute), device, usable_of(gibibytes << 30));
       std::printf(" %8s", largest > 0 ? std::to_string(largest).c_str() : "-");
     }
     std::printf("\n");
@@ -49,16 +46,17 @@ void print_time(double tokens, const std::optional<ExpectedSpeed>& speed) {
                 duration_text(tokens / speed->tokens_per_second).c_str(), speed->tokens_per_second,
                 speed->source.c_str());
   else
-    std::printf("%-28s %20s  (give --tokens-per-second or --peak-tflops; a run in the folder would do)\n",
-                "time", "not known");
+    std::printf(
+        "%-28s %20s  (give --tokens-per-second or --peak-tflops, or train some steps into the folder)\n",
+        "time", "not known");
 }
 }  // namespace
 
-void dry_run(const Config& asked, const std::filesystem::path& run_folder, const Device& device,
+void dry_run(const MicroBatchChoice& choice, const std::filesystem::path& run_folder, const Device& device,
              const SpeedOptions& speed) {
-  const Config config = with_micro_batch(asked, device);
+  const Config& config = choice.config;
   const ParameterCounts parameters = count_parameters(config);
-  const std::int64_t tokens = config.train.batch * config.data.seq_len;
+  const std::int64_t tokens = config.tokens_per_step();
   print_count("parameters, trainable", parameters.trainable);
   print_count("  of them the prior's", parameters.prior);
   print_count("parameters, full q and k", parameters.full_projections,
@@ -70,13 +68,12 @@ void dry_run(const Config& asked, const std::filesystem::path& run_folder, const
   print_time(static_cast<double>(tokens * config.steps()),
              expected_speed(config, arithmetic_of(config, device), device.info(), run_folder, speed));
   print_count("micro-batch", config.micro_batch(),
-              asked.train.micro_batch == 0 ? "  (the largest that fits)" : "");
+              choice.origin.empty() ? "" : ("  (" + choice.origin + ")").c_str());
   const TrainingPlan plan(config, device);
   print_memory(plan.memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
   if (plan.memory.total_bytes() > device.available_memory())
-    std::printf("memory: too little. %s\n",
-                setting_that_fits(config, device, device.available_memory()).c_str());
+    std::printf("memory: too little. %s\n", setting_that_fits(config, device, usable_memory(device)).c_str());
   if (device.info().name == "cpu")
     std::printf("for the plan on a GPU: --device cuda, or --device simt of a build with `make SIMT=ON`\n");
   else

@@ -6,6 +6,7 @@
 #include "kernels/device.h"
 #include "train/config/config.h"
 #include "train/profile/run_time.h"
+#include "train/training/memory_fit.h"
 
 namespace goat {
 
@@ -13,7 +14,7 @@ namespace goat {
 // whether the device has enough, steps, tokens and epochs, the time that the steps will take and by which
 // speed, and the contents of the output folder. Opens the data and describes them. Throws DataError if they
 // cannot be used.
-void dry_run(const Config& config, const std::filesystem::path& run_folder, const Device& device,
+void dry_run(const MicroBatchChoice& choice, const std::filesystem::path& run_folder, const Device& device,
              const SpeedOptions& speed);
 
 }  // namespace goat

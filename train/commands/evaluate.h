@@ -11,9 +11,9 @@
 namespace goat {
 
 struct EvalOptions {
-  std::string checkpoint;         // run folder, checkpoint folder or model.safetensors
-  std::string precision;          // auto, fp32, bf16; empty: as the run was trained, as far as the device can
-  std::vector<std::string> data;  // glob patterns or files of shards; empty: validation data
+  std::string checkpoint;             // run folder, checkpoint folder or model.safetensors
+  std::string precision;              // auto, fp32, bf16; empty: the run's model.precision
+  std::vector<std::string> data;      // glob patterns or files of shards; empty: validation data
   std::vector<std::int64_t> lengths;  // empty: the training length
   // recut: the same tokens, cut at each length. paper: 100 sequences up to 8,192 tokens, then as many as
   // make 819,200 tokens.

@@ -10,8 +10,8 @@
 namespace goat {
 
 struct SampleOptions {
-  std::string checkpoint;  // run folder, checkpoint folder or model.safetensors
-  std::string precision;   // auto, fp32, bf16; empty: as the run was trained, as far as the device can
+  std::string checkpoint;             // run folder, checkpoint folder or model.safetensors
+  std::string precision;              // auto, fp32, bf16; empty: the run's model.precision
   std::optional<std::string> prompt;  // "-": stdin
   std::string prompt_file;            // instead of `prompt`; "-": stdin
   std::int64_t tokens = 200;          // number of tokens to generate

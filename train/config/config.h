@@ -110,6 +110,7 @@ struct Config {
     return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2;
   }
   std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
+  std::int64_t tokens_per_step() const { return train.batch * data.seq_len; }
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   // train.micro_batch; the whole batch where no device has replaced the 0 yet (with_micro_batch)
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }

@@ -105,7 +105,7 @@ std::vector<Key> config_keys(Config& c) {
       {"train.spike_window", IntegerKey{&c.train.spike_window, 2, 1'000'000}, reported,
        "updates that mean and deviation are taken over"},
       {"train.max_skips", IntegerKey{&c.train.max_skips, 1, 1'000'000}, reported,
-       "stop after so many skipped updates in a row"},
+       "stop after so many skipped updates in a row; 1: each step is waited for"},
 
       {"eval.interval", IntegerKey{&c.eval.interval, 0, 1'000'000'000}, silent,
        "steps between validations; 0: only at the end"},

@@ -16,7 +16,7 @@ std::int64_t Config::sink_hidden() const {
 
 std::int64_t Config::steps() const {
   if (train.steps) return train.steps;
-  const std::int64_t tokens_a_step = train.batch * data.seq_len;
+  const std::int64_t tokens_a_step = tokens_per_step();
   return train.tokens / tokens_a_step + (train.tokens % tokens_a_step != 0);
 }
 

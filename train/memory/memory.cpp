@@ -75,7 +75,9 @@ void MemoryPlan::refuse(const Device& device, const std::string& reason, MemoryC
 void MemoryPlan::require_fits(const Device& device, const Advice& advice) const {
   const std::size_t available = device.available_memory();
   if (total_bytes() > available)
-    refuse(device, bytes_text(total_bytes()) + " are needed, " + bytes_text(available) + " available.",
+    refuse(device,
+           bytes_text(total_bytes()) + " are needed, " + bytes_text(total_bytes() - available) +
+               " more than there is.",
            largest_category(), advice);
 }
 
@@ -86,6 +88,7 @@ void MemoryPlan::allocate(Device& device, const Advice& advice) {
     try {
       blocks_[index_of(category)] = DeviceBuffer(device, size);
     } catch (const std::bad_alloc&) {
+      blocks_ = {};  // so that the advice counts with all of the memory
       refuse(device,
              std::string("no memory for the ") + name_of(category) + ", " + bytes_text(size) + " of " +
                  bytes_text(total_bytes()) + " in all.",

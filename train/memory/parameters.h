@@ -98,8 +98,8 @@ class ParameterSet {
     DType dtype = DType::f32;
     bool decay = false;
     std::int64_t elements = 0;
-    std::int64_t first_element =
-        0;  // place of the group's first element in the model: after all groups before
+    // Place of the group's first element in the model, whose groups stand one after the other.
+    std::int64_t first_element = 0;
     Tensor value{}, master{}, grad{}, m{}, v{};
   };
   const std::vector<Group>& groups() const { return groups_; }

@@ -80,7 +80,7 @@ Config lengthened(Config config, std::int64_t steps) {
 
 nlohmann::json json_of(const ProfileReport& report, const Config& config, const Device& device,
                        const KnownLimits& known, const SpeedScale& scale) {
-  const auto tokens = static_cast<double>(config.train.batch * config.data.seq_len);
+  const auto tokens = static_cast<double>(config.tokens_per_step());
   nlohmann::json all = {{"device", device.info().name},
                         {"device_description", device.info().description},
                         {"arithmetic", name_of(arithmetic_of(config, device))},
@@ -114,8 +114,7 @@ void profile_steps(const Config& asked, Device& device, std::int64_t steps, doub
   const KnownLimits known = limits_of(arithmetic, info, peak_tflops);
   std::printf("device      %s: %s\nprofile     %s after %s of warm-up, %s in %s\n", info.name.c_str(),
               info.description.c_str(), counted(steps, "step").c_str(),
-              counted(warm_up_steps, "step").c_str(),
-              counted(config.train.batch * config.data.seq_len, "token").c_str(),
+              counted(warm_up_steps, "step").c_str(), counted(config.tokens_per_step(), "token").c_str(),
               counted(config.train.batch / config.micro_batch(), "micro-batch").c_str());
   print_limits(known);
   std::fflush(stdout);
@@ -127,8 +126,7 @@ void profile_steps(const Config& asked, Device& device, std::int64_t steps, doub
   std::printf("\n");
   print_report(report);
   std::printf("\n%s\n",
-              scale.text(static_cast<double>(config.train.batch * config.data.seq_len) / report.step_seconds)
-                  .c_str());
+              scale.text(static_cast<double>(config.tokens_per_step()) / report.step_seconds).c_str());
   write_json(folder / "operations.json", json_of(report, config, device, known, scale));
   write_chrome_trace(folder / "trace.json", measured.calls, info.description);
   write_file_atomically(folder / "config.toml", to_toml(asked));

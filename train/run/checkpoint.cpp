@@ -174,6 +174,7 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
           {"best_loss", manifest.state.best_loss},
+          {"precision", manifest.state.precision},
           {"config", manifest.config},
           {"data",
            {{"working_folder", manifest.data.working_folder},
@@ -217,6 +218,7 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
     manifest.state.loss_limit = member<double>(json, "loss_limit", origin);
     manifest.state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
   }
+  if (json.contains("precision")) manifest.state.precision = member<std::string>(json, "precision", origin);
   manifest.state.loss = member<double>(json, "loss", origin);
   manifest.state.validation_loss = member<double>(json, "val_loss", origin);
   read_position(manifest, json, origin);

@@ -31,11 +31,13 @@ struct RunState {
   std::int64_t skipped_updates = 0;
   double seconds = 0;                  // training time
   std::vector<double> spike_window{};  // see SpikeFilter
-  // Limits of the next step (StepState), from the results before the latest; NaN in old checkpoints.
+  // Limits of the next step (StepState), from the results before the latest. NaN: to be computed from the
+  // window.
   double loss_limit = nan, grad_norm_limit = nan;
   double loss = nan;             // loss of the latest step; NaN before the first
   double validation_loss = nan;  // latest validation loss; NaN if there is none
   double best_loss = nan;        // see DivergenceWatch
+  std::string precision{};       // of the latest steps: "bf16", "fp32"; empty in old checkpoints
   static constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 };
 

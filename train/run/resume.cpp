@@ -60,7 +60,13 @@ std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoin
   return notes;
 }
 
-std::int64_t micro_batch_of(const FoundCheckpoint& checkpoint) { return config_of(checkpoint).micro_batch(); }
+RunState state_to_continue(const Config& now, const FoundCheckpoint& checkpoint) {
+  RunState state = checkpoint.manifest.state;
+  const Config before = config_of(checkpoint);
+  if (now.train.spike_z != before.train.spike_z || now.train.spike_window != before.train.spike_window)
+    state.loss_limit = state.grad_norm_limit = RunState::nan;
+  return state;
+}
 
 std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run) {
   const auto found = newest_checkpoint(run, Needed::everything, [](const std::string&) {});

@@ -16,7 +16,9 @@ namespace goat {
 // run cannot continue.
 std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoint& checkpoint);
 
-std::int64_t micro_batch_of(const FoundCheckpoint& checkpoint);  // of the run's config
+// The checkpoint's state, from which a run with config `now` continues. Limits that rest on other settings of
+// the spike filter are forgotten.
+RunState state_to_continue(const Config& now, const FoundCheckpoint& checkpoint);
 
 // The notes of compare_configs for the run in a folder, for --dry-run. Empty if there is no checkpoint.
 std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run);

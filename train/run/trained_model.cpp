@@ -69,8 +69,10 @@ struct TrainedModel::Opened {
     } catch (const ConfigError& error) {
       throw DataError(error.what());
     }
+    if (precision == "bf16" && device.info().name == "cpu")
+      throw ConfigError("--precision bf16: the cpu device computes in fp32");
     if (!precision.empty())
-      apply_setting(config, "model.precision=" + precision);
+      config.model.precision = precision;
     else if (device.info().name == "cpu")
       config.model.precision = "auto";
     dtype = model_dtype(config, device);

@@ -1,6 +1,7 @@
 // Which micro-batch and model.recompute fit into a device's memory.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -9,17 +10,30 @@
 
 namespace goat {
 
+// The values of model.recompute. Each needs less memory, and more time, than the one before.
+inline constexpr std::array recompute_settings = {"none", "gelu", "block"};
+// recompute = gelu excludes epilogue = library, and sets it to own.
+Config with_recompute(Config config, const std::string& recompute);
+
 // The largest divisor of train.batch with which a training run needs at most `bytes`; 0 if one sequence needs
 // more.
 std::int64_t largest_micro_batch(Config config, const Device& device, std::size_t bytes);
 
-// What a run takes of the device's memory if train.micro_batch = 0: all but 1/32, which is left to recorded
-// graphs and to the libraries.
+// What a run takes by itself of so much memory. The rest is left to the CUDA context, recorded graphs and
+// libraries.
+constexpr std::size_t usable_of(std::size_t bytes) { return bytes - bytes / 32; }
+// Of the device's available memory. On the cpu, other programs and the files that are read share it.
 std::size_t usable_memory(const Device& device);
 
-// Replaces train.micro_batch = 0: by `before` (0: none) if it divides the batch and fits, otherwise by the
-// largest that fits, or 1 if none does.
-Config with_micro_batch(Config config, const Device& device, std::int64_t before = 0);
+// `config` with a number where train.micro_batch is 0, and where that comes from: "the largest that fits",
+// "as before"; empty if the config had a number.
+struct MicroBatchChoice {
+  Config config;
+  std::string origin;
+};
+// `before` is the run's micro-batch so far; 0: none. It is kept if it divides the batch and fits; otherwise
+// the largest that fits is taken, or 1 if none does.
+MicroBatchChoice choose_micro_batch(const Config& config, const Device& device, std::int64_t before = 0);
 
 // A sentence without its full stop: the setting nearest to `config` that needs at most `bytes`.
 std::string setting_that_fits(const Config& config, const Device& device, std::size_t bytes);

@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstddef>
 #include <exception>
+#include <new>
 #include <span>
+#include <stdexcept>
+#include <string>
 
 #include "train/model/evaluation.h"
 #include "train/training/memory_fit.h"
@@ -25,6 +28,7 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       steps_(steps_of_run(config, state)),
       graph_(config.train.cuda_graph != "off" && device.can_capture()) {
   if (std::isnan(state_.loss_limit)) set_spike_limits();
+  state_.precision = plan_.parameters.dtype() == DType::bf16 ? "bf16" : "fp32";
 }
 
 // The device may still read and write the host memory that is about to be released.
@@ -38,12 +42,12 @@ Trainer::~Trainer() {
 std::int64_t steps_of_run(const Config& config, const RunState& state) {
   if (config.train.steps) return config.train.steps;
   const std::int64_t left = std::max<std::int64_t>(config.train.tokens - state.tokens, 0);
-  const std::int64_t tokens_a_step = config.train.batch * config.data.seq_len;
+  const std::int64_t tokens_a_step = config.tokens_per_step();
   return state.step + left / tokens_a_step + (left % tokens_a_step != 0);
 }
 
 std::string Trainer::memory_advice() const {
-  return setting_that_fits(config(), device_, device_.available_memory());
+  return setting_that_fits(config(), device_, usable_memory(device_));
 }
 
 void Trainer::require_memory() const {
@@ -53,10 +57,16 @@ void Trainer::require_memory() const {
 void Trainer::allocate() {
   plan_.memory.allocate(device_, [this] { return memory_advice(); });
   plan_.parameters.bind();
-  exchange_.emplace(device_, 2 * sizeof(Exchange));
   for (StepEvents& events : events_) events = {device_.make_event(), device_.make_event()};
-  inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
-                  InputRing::Range{state_.sequences, steps_ - state_.step});
+  try {
+    exchange_.emplace(device_, 2 * sizeof(Exchange));
+    inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
+                    InputRing::Range{state_.sequences, steps_ - state_.step});
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("out of memory on the host: the inputs of " + std::to_string(InputRing::slots) +
+                             " steps are kept there, each of train.batch = " +
+                             std::to_string(config().train.batch) + " sequences; lower train.batch");
+  }
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   model_.bind(device_);
 }
@@ -90,8 +100,9 @@ std::optional<StepResult> Trainer::step() {
   plan_.update(device_);
   device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
   device_.record(*events_of(step).end);
+  const bool ran_ahead = running_.has_value();
   std::optional<StepResult> before = finish_step();
-  running_ = {inputs.first_sequence, config().train.batch, std::ssize(inputs.inputs)};
+  running_ = {inputs.first_sequence, config().train.batch, std::ssize(inputs.inputs), ran_ahead};
   consistent_ = true;
   set_spike_limits();
   return before;
@@ -121,27 +132,38 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
   plan_.measure_gradients(device_);
 }
 
-// The first pass is not recorded, because it does more than the later ones: it fills tables, and the device
-// chooses its algorithms.
+// The first pass is not recorded, because in it a GPU loads its kernels and chooses algorithms. Where there
+// is no memory for the record, the passes go on without one.
 void Trainer::enqueue_micro_batch() {
-  if (!graph_ || !first_pass_done_) {
-    plan_.add_micro_batch(device_);
-    first_pass_done_ = true;
-    return;
+  if (graph_ && first_pass_done_ && !micro_batch_) {
+    try {
+      micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
+    } catch (const std::bad_alloc&) {
+      if (config().train.cuda_graph == "on") throw;
+      graph_ = false;
+    }
   }
-  if (!micro_batch_) micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
-  device_.replay(*micro_batch_);
+  if (micro_batch_)
+    device_.replay(*micro_batch_);
+  else
+    plan_.add_micro_batch(device_);
+  first_pass_done_ = true;
+}
+
+// A step that ran ahead follows on the one before it. Otherwise the time in between was not the step's.
+double Trainer::seconds_of(std::int64_t step) {
+  const DeviceEvent& start = running_->ran_ahead ? *events_of(step - 1).end : *events_of(step).begin;
+  return device_.seconds_between(start, *events_of(step).end);
 }
 
 std::optional<StepResult> Trainer::finish_step() {
   if (!running_) return std::nullopt;
-  const StepEvents& events = events_of(state_.step);
-  device_.wait(*events.end);
+  device_.wait(*events_of(state_.step).end);
   StepResult result{.scalars = exchange_of(state_.step).scalars,
                     .first_sequence = running_->first_sequence,
                     .sequences = running_->sequences,
                     .tokens = running_->tokens,
-                    .seconds = device_.seconds_between(*events.begin, *events.end),
+                    .seconds = seconds_of(state_.step),
                     .divergence = {}};
   inputs_->release();
   running_.reset();

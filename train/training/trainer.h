@@ -84,11 +84,13 @@ class Trainer {
   };
   struct RunningStep {
     std::int64_t first_sequence, sequences, tokens;
+    bool ran_ahead;  // it was enqueued while the step before it still ran
   };
   const Config& config() const { return plan_.config; }
   std::string memory_advice() const;
   Exchange& exchange_of(std::int64_t step) const;  // two take turns
-  StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 2)]; }
+  StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 3)]; }
+  double seconds_of(std::int64_t step);  // of the running step, once it is complete
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
   void enqueue_micro_batch();
   void set_spike_limits();
@@ -103,13 +105,13 @@ class Trainer {
   DivergenceWatch watch_;
   RunState state_;
   const std::int64_t steps_;
-  const bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
+  bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
   bool first_pass_done_ = false;
   bool consistent_ = true;
   std::optional<RunningStep> running_;  // the step after state_
   std::optional<InputRing> inputs_;
   std::optional<HostBuffer> exchange_;
-  std::array<StepEvents, 2> events_;
+  std::array<StepEvents, 3> events_;  // of the step that is enqueued, the one that runs, and the one before
   std::unique_ptr<DeviceGraph> micro_batch_;  // once recorded
 };
 

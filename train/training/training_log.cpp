@@ -28,10 +28,10 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       scale_{flops_per_token(config), peak},
       progress_(trainer.steps(), config.log.interval, scale_) {}
 
-void TrainingLog::announce(const std::string& why, const TokenSource& data, bool micro_batch_chosen) const {
+void TrainingLog::announce(const std::string& why, const TokenSource& data,
+                           const std::string& micro_batch_origin) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
-              device_.info().description.c_str(), why.c_str(),
-              trainer_.parameters().dtype() == DType::bf16 ? "bf16, with fp32 master weights" : "fp32");
+              device_.info().description.c_str(), why.c_str(), trainer_.state().precision.c_str());
   std::printf("data        %s\n", data.description().c_str());
   if (config_.data.source == "shards") std::printf("tokenizer   %s\n", tokenizer_text(config_, data).c_str());
   for (const std::string& note : data.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
@@ -43,15 +43,20 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data, bool
       static_cast<long long>(parameters_.trainable), static_cast<long long>(parameters_.prior),
       static_cast<long long>(parameters_.full_projections));
   if (scale_.peak)
-    std::printf("MFU         of %s, %s\n", flops_text(scale_.peak->flops_per_second).c_str(),
+    std::printf("MFU         relative to %s, %s\n", flops_text(scale_.peak->flops_per_second).c_str(),
                 scale_.peak->source.c_str());
   std::printf("memory      %s; micro-batch %lld of %s%s\n",
               bytes_text(trainer_.memory().total_bytes()).c_str(),
               static_cast<long long>(config_.micro_batch()), counted(config_.train.batch, "sequence").c_str(),
-              micro_batch_chosen ? ", the largest that fits" : "");
-  const std::int64_t tokens_a_step = config_.train.batch * config_.data.seq_len;
+              micro_batch_origin.empty() ? "" : (", " + micro_batch_origin).c_str());
+  const std::int64_t tokens_a_step = config_.tokens_per_step();
   std::printf("run         %s: %s of %s\n", run_.path().c_str(), counted(trainer_.steps(), "step").c_str(),
               counted(tokens_a_step, "token").c_str());
+  const std::string& precision = trainer_.state().precision;
+  const std::string before = run_.resumed() ? run_.resumed()->manifest.state.precision : "";
+  if (!before.empty() && before != precision)
+    std::fprintf(stderr, "note: resuming in %s; the steps before were computed in %s\n", precision.c_str(),
+                 before.c_str());
   if (run_.resumed())
     std::printf("resuming    after step %lld, from %s\n", static_cast<long long>(trainer_.state().step),
                 run_.resumed()->folder.c_str());

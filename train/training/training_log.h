@@ -22,8 +22,8 @@ class TrainingLog {
               const std::optional<Peak>& peak = {});
 
   // Prints the settings before the first step. `why` is the reason for choosing the device.
-  // micro_batch_chosen: train.micro_batch was 0.
-  void announce(const std::string& why, const TokenSource& data, bool micro_batch_chosen) const;
+  // micro_batch_origin: see MicroBatchChoice.
+  void announce(const std::string& why, const TokenSource& data, const std::string& micro_batch_origin) const;
   void saved(const std::filesystem::path& checkpoint);
   // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);

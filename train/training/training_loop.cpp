@@ -59,7 +59,7 @@ bool TrainingLoop::validation_due() const { return due(config_.eval.interval, tr
 // Whether the next step may begin before the result of this one is known: not where the device is done with
 // it anyway, and not if the run ends should this update be skipped too.
 bool TrainingLoop::runs_ahead() const {
-  return device_.info().name != "cpu" && trainer_.state().consecutive_skips + 1 < config_.train.max_skips;
+  return !device_.completes_at_once() && trainer_.state().consecutive_skips + 1 < config_.train.max_skips;
 }
 
 // Waits for the running step, validates the model if the step asks for it, and reports both.
@@ -100,8 +100,9 @@ void TrainingLoop::save(bool training_goes_on) {
     checkpoint_ =
         save_checkpoint(run_.path(), config_, trainer_.state(), data_, device_, trainer_.parameters());
   } catch (const DeviceLost& error) {
-    log_.not_saved(error.what(), false, newest_);
+    log_.not_saved("the GPU was lost", false, newest_);
     if (training_goes_on) throw;
+    log_.warn(error.what());
     return;
   } catch (const std::exception& error) {
     log_.not_saved(error.what(), training_goes_on, newest_);
@@ -133,19 +134,22 @@ std::string TrainingLoop::what_is_left() const {
 }
 
 std::string TrainingLoop::save_after_failure() {
+  std::string told;
   try {
     if (const auto result = trainer_.finish_step()) report(*result, {});
-  } catch (const std::exception&) {  // the device has failed: what it was doing is lost
+  } catch (const DeviceLost& error) {
+    return std::string("\nThen ") + error.what() + what_is_left();
+  } catch (const std::exception& error) {
+    told = std::string("\nThen the step that still ran failed too: ") + error.what();
   }
   const std::int64_t done = trainer_.state().step;
   const std::string step = "step " + std::to_string(done);
-  std::string told;
   if (!trainer_.consistent()) {
-    told = "\nThe update after " + step + " broke off, and its weights cannot be used.";
+    told += "\nThe update after " + step + " broke off, and its weights cannot be used.";
   } else if (checkpoint_.empty() && done > first_step_) {
     save(false);
-    told = checkpoint_.empty() ? "\nWhat " + step + " had reached could not be saved."
-                               : "\nWhat " + step + " had reached is saved.";
+    told += checkpoint_.empty() ? "\nWhat " + step + " had reached could not be saved."
+                                : "\nWhat " + step + " had reached is saved.";
   }
   return told + named_newest(told);
 }
