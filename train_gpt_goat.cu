@@ -51,11 +51,15 @@ Config chosen_config(const TrainOptions& options) {
   return load_config(own.string(), options.settings, print_note);
 }
 
-// The micro-batch of the run's config.toml; 0 if there is none.
+// The micro-batch of the run that is resumed; 0 if the folder holds none.
 std::int64_t micro_batch_before(const TrainOptions& options) {
   const std::filesystem::path own = config_of_run(run_folder(options));
   if (!options.resume || own.empty()) return 0;
-  return load_config(own.string(), {}).train.micro_batch;
+  try {
+    return load_config(own.string(), {}).train.micro_batch;
+  } catch (const ConfigError&) {  // not a run: RunFolder says so
+    return 0;
+  }
 }
 
 // The config of a run on a device. A run that continues by its own config keeps its micro-batch while it
