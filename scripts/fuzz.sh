@@ -10,8 +10,8 @@ mkdir -p "$out"
 declare -A sources=(
   [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/presets.cpp"
   [safetensors]="train/files/safetensors.cpp train/files/files.cpp data/checksum.cpp"
-  [manifest]="train/run/checkpoint.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/config/config.cpp train/config/config_keys.cpp
-              train/config/config_validate.cpp train/config/presets.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
+  [manifest]="train/run/checkpoint.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/memory/float_copies.cpp train/config/config.cpp train/config/config_keys.cpp
+              train/config/config_validate.cpp train/config/presets.cpp kernels/device.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
   [shard]="data/shard.cpp data/shard_meta.cpp data/shard_source.cpp data/checksum.cpp"
 )
 
