@@ -1,33 +1,72 @@
 #!/usr/bin/env bash
-# Checks and measures everything on a GPU, in under 8 minutes on an H100, and writes one JSON file:
-#   dev/gpu_check.sh [--bin DIR] [--out FILE] [--tag NAME]
-# The whole kernel test suite on the device, compute-sanitizer over the attention kernels, every kernel against the limits of the hardware, PyTorch's
-# attention beside ours (where there is a torch), a few training steps.
-# Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that dev/gpu_package.sh packed elsewhere.
-# Needs on the machine: an NVIDIA driver, libcublasLt.so.13 (CUDA toolkit or PyTorch), python3; compute-sanitizer for its part.
+# Checks and measures everything on a GPU, writes one JSON file and prints a summary:
+#   dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
+# Part train, in under 4 minutes on an H100: speed and memory of c4_125m and fineweb_1b on random tokens; runs that must be the same bit for bit; losses
+# beside those of the simulated GPU and the CPU; a profile and its gaps, beside the step that the kernels' times predict.
+# Part kernels, in under 4 minutes: the kernel tests on the device, compute-sanitizer over the attention kernels, every kernel against the limits of the
+# hardware, PyTorch's attention beside ours (where there is a torch).
+# Without --part it does both. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
+# dev/gpu_package.sh packed elsewhere. Exits with 0 only if every section passed.
+# Needs on the machine: an NVIDIA driver, libcublasLt.so.13 (CUDA toolkit or PyTorch), python3 (3.11 or later); compute-sanitizer for its part.
+# --device simt rehearses part train without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-bin="" out="" tag=""
+cd "$(dirname "$0")/.." || exit 1
+usage="usage: dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]"
+fail() { echo "gpu_check: $*" >&2 && exit 2; }
+parts=(train kernels) part="" bin="" out="" tag="" device=cuda
+command="dev/gpu_check.sh${*:+ $*}"
 while (($#)); do
-  case "$1" in
-    --bin) bin=$2 && shift 2 ;;
-    --out) out=$2 && shift 2 ;;
-    --tag) tag=$2 && shift 2 ;;
-    *) echo "gpu_check: unknown argument '$1'; usage: dev/gpu_check.sh [--bin DIR] [--out FILE] [--tag NAME]" >&2 && exit 2 ;;
-  esac
+  [[ $1 =~ ^--(part|bin|out|tag|device)$ ]] || fail "unknown argument '$1'; $usage"
+  (($# > 1)) || fail "$1 needs a value; $usage"
+  declare "${1#--}=$2"
+  shift 2
 done
-nvidia-smi -L || { echo "gpu_check: no GPU answers" >&2 && exit 1; }
+[[ " ${parts[*]} " == *" ${part:-train} "* ]] || fail "--part $part: ${parts[*]}"
+[[ -z $part ]] || parts=("$part")
+
+# The sizes of part train. `within` is how far memory may be from its plan, as a part of it; the simulated GPU's is that of the process, which holds
+# more than the device does.
+case $device in
+  cuda)
+    length=2048 shard_tokens=2000000
+    c4_size=() c4_micro=16 c4_steps=20
+    fineweb_size=() fineweb_micro=8 fineweb_steps=10
+    repeat_micro=2 repeat_steps=40 stop_after=5
+    losses_steps=200 losses_simt_steps=100
+    within=0.03
+    ;;
+  simt)
+    length=32 shard_tokens=4000
+    c4_size=(--set model.layers=2 --set model.heads=2 --set model.width=32) c4_micro=1 c4_steps=4
+    fineweb_size=(--set model.layers=2 --set model.heads=2 --set model.width=32 --set model.ff_width=48) fineweb_micro=1 fineweb_steps=4
+    repeat_micro=1 repeat_steps=8 stop_after=2
+    losses_steps=12 losses_simt_steps=6
+    within=1
+    ;;
+  *) fail "--device $device: cuda or simt" ;;
+esac
+# Limits of mean absolute differences between losses: of bf16 on two devices, and of bf16 and fp32, which the simulated GPU and the CPU have at 0.0009.
+bf16_within=0.002 fp32_within=0.003
+
+if [[ $device == simt ]]; then
+  [[ -n $bin ]] || fail "--device simt needs --bin DIR, a folder with a train_gpt_goat of \`make SIMT=ON\`"
+  [[ ${parts[*]} == train ]] || fail "--device simt rehearses --part train alone; the kernels run there in the tests"
+  name=simt gpu="none: rehearsed on the simulated GPU"
+  out=${out:-${TMPDIR:-/tmp}/gpu_check_simt$tag.json}
+else
+  nvidia-smi -L || { echo "gpu_check: no GPU answers" >&2 && exit 1; }
+  gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader | head -1)
+  name=$(tr -cs 'A-Za-z0-9' _ <<<"${gpu%%,*}" | sed 's/_*$//')
+  out=${out:-dev/results/gpu_$name${part:+_$part}$tag.json}
+fi
+if [[ -z $bin ]]; then
+  ARCHITECTURES=${ARCHITECTURES:-AUTO} dev/gpu_package.sh || exit 1
+  bin=build-gpu/bin
+fi
+bin=$(cd "$bin" && pwd) || exit 1
+for program in kernel_tests gpu_kernels train_gpt_goat; do [[ -e $bin/$program ]] && chmod +x "$bin/$program"; done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-out=${out:-dev/results/gpu_$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr -cs 'A-Za-z0-9' _ | sed 's/_*$//')$tag.json}
-
-if [[ -z $bin ]]; then
-  cmake -S . -B build-gpu/build -DGOAT_CUDA=ON -DGOAT_SIMT=OFF -DGOAT_DEV=ON "-DGOAT_BINARY_DIR=$PWD/build-gpu/build" &&
-    cmake --build build-gpu/build --parallel "$(nproc)" --target kernel_tests gpu_kernels train_gpt_goat || exit 1
-  bin=$work/bin
-  mkdir -p "$bin" && cp build-gpu/build/test/kernel_tests build-gpu/build/dev/gpu_kernels build-gpu/build/train_gpt_goat "$bin/"
-fi
-chmod +x "$bin"/* 2>/dev/null
 # libcublasLt lies beside the toolkit or inside PyTorch's packages.
 cublas=$(for folder in /usr/local/cuda*/lib64 $(python3 -c 'import nvidia, os; print(*[os.path.join(p, d, "lib") for p in nvidia.__path__ for d in os.listdir(p)])' 2>/dev/null); do
   [[ -e $folder/libcublasLt.so.13 ]] && echo "$folder"
@@ -35,50 +74,117 @@ done | head -1)
 export LD_LIBRARY_PATH=$bin/lib:${cublas:-}:${LD_LIBRARY_PATH:-} GOAT_TEST_DEVICES=cuda
 
 section() {  # section NAME SECONDS COMMAND...: runs it, keeps its output, time and exit status, and goes on
-  local name=$1 limit=$2 start
+  local name=$1 limit=$2 start status
   shift 2
   start=$(date +%s.%N)
-  timeout "$limit" "$@" >"$work/$name.out" 2>"$work/$name.err"
-  echo $? >"$work/$name.status"
+  timeout --kill-after=10 "$limit" "$@" >"$work/$name.out" 2>"$work/$name.err" </dev/null
+  status=$?
+  echo $status >"$work/$name.status"
+  ((status != 124)) || echo "gpu_check: stopped after its $limit s" >>"$work/$name.err"
   awk -v s="$start" -v e="$(date +%s.%N)" 'BEGIN {printf "%.1f", e - s}' >"$work/$name.seconds"
-  echo "== $name: exit $(cat "$work/$name.status"), $(cat "$work/$name.seconds") s"
-  tail -n "${TAIL:-6}" "$work/$name.out" "$work/$name.err"
+  echo "$name" >>"$work/sections"
+  echo "== $name: exit $status, $(cat "$work/$name.seconds") s"
+  ((status == 0)) || tail -n 6 "$work/$name.out" "$work/$name.err"
 }
 
-section tests 150 "$bin/kernel_tests"
-section kernels 100 "$bin/gpu_kernels" --device cuda
-if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then section torch 70 python3 dev/bench/gpu_torch_attention.py; fi
-if command -v compute-sanitizer >/dev/null; then
-  export GOAT_TEST_REDUCED=1
-  section memcheck 70 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16],[#test_attention],[#test_attention_decode]"
-  section racecheck 70 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16]"
-  unset GOAT_TEST_REDUCED
-fi
-section train 60 "$bin/train_gpt_goat" --config copy_mixture --device cuda --set model.precision=fp32 --set train.steps=200 --set train.warmup=20 --out "$work/run"
+# train NAME SECONDS [OPTIONS OF dev/gpu_run.py...] -- WORDS...: a section that trains in the folder $work/NAME.
+train() {
+  local name=$1 limit=$2 options=()
+  shift 2
+  while [[ $1 != -- ]]; do options+=("$1") && shift; done
+  section "$name" "$limit" python3 dev/gpu_run.py --out "$work/$name" "${options[@]}" -- "$bin/train_gpt_goat" "${@:2}"
+}
+compare() { section "$1" 60 python3 dev/gpu_compare.py "${@:2}"; }  # compare NAME WORDS...
 
+bf16=(--set model.precision=bf16 --set eval.tokens=0)
+on_random_tokens=(--device "$device" "${bf16[@]}" --set "data.train=$work/shards/train_*.bin" --set data.val= --set "data.seq_len=$length")
+c4=(--config c4_125m "${on_random_tokens[@]}" "${c4_size[@]}")
+fineweb=(--config fineweb_1b "${on_random_tokens[@]}" "${fineweb_size[@]}")
+two_micro_batches() { micro_batches=(--set "train.micro_batch=$1" --set "train.batch=$((2 * $1))"); }
+
+recompute_that_fits() {  # recompute_that_fits WORDS...: the last one if none does; the run then says so
+  local recompute
+  for recompute in none gelu block; do
+    [[ $("$bin/train_gpt_goat" "$@" --set "model.recompute=$recompute" --dry-run) == *'memory: too little'* ]] || break
+  done
+  echo "$recompute"
+}
+
+# Killed after their steps, so that no time goes into checkpoints.
+speed_and_memory() {
+  local micro_batches recompute runs=(c4_125m c4_125m_no_graph c4_125m_library fineweb_1b fineweb_1b_no_graph)
+  two_micro_batches "$c4_micro"
+  train c4_125m 40 --kill-after "$c4_steps" -- "${c4[@]}" "${micro_batches[@]}" --set train.cuda_graph=on
+  train c4_125m_no_graph 40 --kill-after "$c4_steps" -- "${c4[@]}" "${micro_batches[@]}" --set train.cuda_graph=off
+  train c4_125m_library 40 --kill-after "$c4_steps" -- "${c4[@]}" "${micro_batches[@]}" --set train.cuda_graph=on --set model.epilogue=library
+  two_micro_batches "$fineweb_micro"
+  recompute=$(recompute_that_fits "${fineweb[@]}" "${micro_batches[@]}")
+  micro_batches+=(--set "model.recompute=$recompute")
+  train fineweb_1b 60 --kill-after "$fineweb_steps" -- "${fineweb[@]}" "${micro_batches[@]}" --set train.cuda_graph=on
+  train fineweb_1b_no_graph 60 --kill-after "$fineweb_steps" -- "${fineweb[@]}" "${micro_batches[@]}" --set train.cuda_graph=off
+  train tiny 40 -- --config copy_mixture --device "$device" "${bf16[@]}" --set train.batch=2 --set train.steps=4 --set train.warmup=2
+  compare memory memory --context "$work/tiny" --within "$within" "${runs[@]/#/$work/}"
+}
+
+# A run that is resumed begins in another folder, as after a move.
+bit_for_bit() {
+  local micro_batches words
+  two_micro_batches "$repeat_micro"
+  words=("${c4[@]}" "${micro_batches[@]}" --set "train.steps=$repeat_steps" --set train.warmup=2)
+  train repeat 40 -- "${words[@]}" --set train.cuda_graph=on
+  train repeat_again 40 -- "${words[@]}" --set train.cuda_graph=on
+  compare same_again same "$work"/{repeat,repeat_again}
+  train repeat_no_graph 40 -- "${words[@]}" --set train.cuda_graph=off
+  compare same_without_graph same "$work"/{repeat,repeat_no_graph}
+  rm -rf "$work"/repeat_{again,no_graph}
+  train stopped 40 --stop-after "$stop_after" -- "${words[@]}" --set train.cuda_graph=on
+  [[ ! -d $work/stopped ]] || mv "$work/stopped" "$work/resumed"
+  train resumed 40 -- --device "$device" --resume
+  compare same_resumed same "$work"/{repeat,resumed}
+  rm -rf "$work"/{repeat,resumed}
+}
+
+# The simulated GPU is slow: it may stop earlier than the others.
+losses_beside_other_devices() {
+  local words=(--config copy_mixture --set train.batch=8 --set "train.steps=$losses_steps" --set train.warmup=2)
+  train losses 30 -- "${words[@]}" "${bf16[@]}" --device "$device"
+  train losses_cpu 30 -- "${words[@]}" "${bf16[@]}" --device cpu --set model.precision=fp32
+  train losses_simt 60 --stop-after "$losses_simt_steps" -- "${words[@]}" "${bf16[@]}" --device simt
+  compare losses_beside_simt losses --steps "$losses_simt_steps" --within "$bf16_within" "$work"/{losses,losses_simt}
+  compare losses_beside_cpu losses --steps "$losses_steps" --within "$fp32_within" "$work"/{losses,losses_cpu}
+}
+
+profile_and_prediction() {
+  local micro_batches
+  two_micro_batches "$c4_micro"
+  section profile 40 "$bin/train_gpt_goat" "${c4[@]}" "${micro_batches[@]}" --out "$work/profiled" --profile 2
+  compare gaps gaps "$work/profiled"
+  if [[ $device == cuda ]]; then  # kernels are timed on GPUs, at c4_125m's own size
+    section prediction 20 python3 dev/predict_step.py --measured "$work/profiled/profile/operations.json"
+  fi
+}
+
+part_train() {
+  section shards 30 python3 dev/random_shards.py "$work/shards" --tokens "$shard_tokens"
+  speed_and_memory
+  bit_for_bit
+  losses_beside_other_devices
+  profile_and_prediction
+}
+
+part_kernels() {
+  section tests 150 "$bin/kernel_tests"
+  section kernels 100 "$bin/gpu_kernels" --device cuda
+  if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then section torch 70 python3 dev/bench/gpu_torch_attention.py; fi
+  if command -v compute-sanitizer >/dev/null; then
+    export GOAT_TEST_REDUCED=1
+    section memcheck 70 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16],[#test_attention],[#test_attention_decode]"
+    section racecheck 70 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16]"
+    unset GOAT_TEST_REDUCED
+  fi
+}
+
+for part in "${parts[@]}"; do "part_$part"; done
 commit=$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty --abbrev=12)
-python3 - "$work" "$out" "$commit" <<'PYTHON'
-import datetime, json, pathlib, subprocess, sys
-work, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-def run(*command):
-    try: return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
-    except Exception as problem: return f"not available: {problem}"
-result = {
-    "date": datetime.date.today().isoformat(),
-    "commit": sys.argv[3],
-    "gpu": run("nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"),
-    "command": "dev/gpu_check.sh",
-}
-for status in sorted(work.glob("*.status")):
-    name = status.stem
-    text = (work / f"{name}.out").read_text(errors="replace")
-    section = {"exit": int(status.read_text()), "seconds": float((work / f"{name}.seconds").read_text())}
-    try: section["result"] = json.loads(text)
-    except ValueError: section["output"] = text[-3000:]
-    if section["exit"]: section["errors"] = (work / f"{name}.err").read_text(errors="replace")[-3000:]
-    result[name] = section
-out.parent.mkdir(parents=True, exist_ok=True)
-out.write_text(json.dumps(result, indent=1) + "\n")
-print("gpu_check: wrote", out)
-PYTHON
+python3 dev/gpu_check_report.py collect "$work" "$out" --commit "$commit" --gpu "$gpu" --command "$command" || exit 1
 ! grep -Lx 0 "$work"/*.status | grep -q .  # 0 only if every section passed

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""The result of dev/gpu_check.sh:
+
+    dev/gpu_check_report.py collect WORK FILE --commit C --gpu G --command W   its sections as one JSON
+    dev/gpu_check_report.py show FILE                                          the summary of that JSON
+
+`collect` prints the summary too. Needs nothing but Python.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+
+KEPT = 3000  # characters of a section's output
+GIB = 2**30
+
+
+def section_of(work, name):
+    """What dev/gpu_check.sh kept of a section: its exit status, seconds, and its JSON or its last output."""
+    output, errors = ((work / f"{name}{end}").read_text(errors="replace") for end in (".out", ".err"))
+    section = {
+        "exit": int((work / f"{name}.status").read_text()),
+        "seconds": float((work / f"{name}.seconds").read_text()),
+    }
+    try:
+        section["result"] = json.loads(output)
+    except ValueError:
+        section["output"] = output[-KEPT:]
+    if section["exit"]:
+        section["errors"] = errors[-KEPT:]
+    return section
+
+
+def collect(work, file, commit, gpu, command):
+    check = {"date": datetime.date.today().isoformat(), "commit": commit, "gpu": gpu, "command": command}
+    for name in (work / "sections").read_text().split():
+        check[name] = section_of(work, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(check, indent=1) + "\n")
+    return check
+
+
+def sections_of(check):
+    return {name: part for name, part in check.items() if isinstance(part, dict) and "exit" in part}
+
+
+def result_of(check, name):
+    return check.get(name, {}).get("result")
+
+
+def table(header, rows):
+    return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)] + [
+        "| " + " | ".join(row) + " |" for row in rows
+    ]
+
+
+def speeds(check):
+    """A row for each training run that was measured, those of the memory section first."""
+    memory = result_of(check, "memory") or {"runs": {}}
+    rows = []
+    for name in sections_of(check):
+        run = result_of(check, name)
+        if not name.startswith(("c4_125m", "fineweb_1b")) or not run:
+            continue
+        mfu = f"{100 * run['mfu']:.1f} %" if "mfu" in run else "-"
+        planned, peak = (run["memory"][key] / GIB for key in ("planned_bytes", "peak_bytes"))
+        over = memory["runs"].get(name, {}).get("over_plan")
+        rows.append(
+            [
+                name,
+                f"{run['micro_batch']}",
+                run["recompute"],
+                f"{run['tokens_per_second']:,.0f}",
+                mfu,
+                f"{planned:.2f}",
+                f"{peak:.2f}",
+                "-" if over is None else f"{100 * over:+.2f} %",
+            ]
+        )
+    if not rows:
+        return []
+    lines = ["## Training", ""]
+    lines += table(["run", "micro-batch", "recompute", "tokens/s", "MFU", "plan, GiB", "peak, GiB", "over plan"], rows)
+    if "context_bytes" in memory:
+        lines += ["", f"*Over plan* is without the context: {memory['context_bytes'] / GIB:.2f} GiB."]
+    return [*lines, ""]
+
+
+def comparisons(check):
+    lines = []
+    for name, text in {
+        "same_again": "the same run twice",
+        "same_without_graph": "with a recorded graph and without",
+        "same_resumed": "stopped, resumed and uninterrupted",
+    }.items():
+        if result := result_of(check, name):
+            lines.append(f"* {text}: the same bit for bit, {result['steps']} steps and the model")
+    for name, text in {
+        "losses_beside_simt": "beside the simulated GPU in bf16",
+        "losses_beside_cpu": "beside the CPU in fp32",
+    }.items():
+        if result := result_of(check, name):
+            lines.append(
+                f"* losses {text}: mean absolute difference {result['mean_absolute_difference']:.2g} in "
+                f"{result['steps']} steps, largest {result['largest']:.2g} at step {result['at_step']}"
+            )
+    return ["## Runs that belong together", "", *lines, ""] if lines else []
+
+
+def gaps(check):
+    result = result_of(check, "gaps")
+    if not result:
+        return []
+    step, idle = result["step_microseconds"], result["idle_microseconds"]
+    lines = [
+        "## Idle time of the device in a profiled step",
+        "",
+        f"{idle:,.0f} of {step:,.0f} microseconds ({100 * idle / step:.1f} %) in {result['gaps']:,.0f} gaps.",
+        "",
+    ]
+    rows = [
+        [f"{gap['microseconds']:,.1f}", f"{gap.get('gaps', 1):.1f}", gap["after"], gap["before"]]
+        for gap in result["most_idle"]
+    ]
+    lines += table(["microseconds a step", "gaps", "after", "before"], rows)
+    rows = [[f"{gap['microseconds']:,.1f}", gap["after"], gap["before"]] for gap in result["largest"]]
+    return [*lines, "", *table(["largest, microseconds", "after", "before"], rows), ""]
+
+
+def prediction(check):
+    part = check.get("prediction", {})
+    if part.get("exit") or "output" not in part:
+        return []
+    return ["## The step that the kernels' times predict", "", part["output"].strip(), ""]
+
+
+def training(check):
+    """The lines of part train, none where it did not run."""
+    return [*speeds(check), *comparisons(check), *gaps(check), *prediction(check)]
+
+
+def last_words(section):
+    lines = (section["errors"].strip() or section.get("output", "").strip()).splitlines()
+    return "; ".join(lines[-3:]) if lines else "it said nothing"
+
+
+def summary(check):
+    sections = sections_of(check)
+    failed = {name: section for name, section in sections.items() if section["exit"]}
+    lines = [f"# {check['gpu'].split(',')[0]}", ""]
+    lines += [f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}.", ""]
+    lines += training(check)
+    seconds = sum(section["seconds"] for section in sections.values())
+    lines.append(f"{len(sections) - len(failed)} of {len(sections)} sections passed in {seconds:.0f} s.")
+    lines += [
+        f"FAILED {name} (exit {section['exit']}): {last_words(section)}" for name, section in failed.items()
+    ]
+    return "\n".join(lines)
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    kind = kinds.add_parser("collect")
+    kind.add_argument("work", type=Path)
+    kind.add_argument("file", type=Path)
+    for name in ("commit", "gpu", "command"):
+        kind.add_argument(f"--{name}", required=True)
+    kinds.add_parser("show").add_argument("file", type=Path)
+    arguments = vars(parser.parse_args(words))
+    if arguments.pop("kind") == "show":
+        print(summary(json.loads(arguments["file"].read_text())))
+        return
+    print("\n" + summary(collect(**arguments)))
+    print("gpu_check: wrote", arguments["file"])
+
+
+if __name__ == "__main__":
+    main()
