@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks and measures everything on a GPU, writes one JSON file and prints a summary:
 #   dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
-# Part train, in under 4 minutes on an H100: speed and memory of c4_125m and fineweb_1b on random tokens; runs that must be the same bit for bit; losses
+# Part train, sized for 4 minutes on an H100: speed and memory of c4_125m and fineweb_1b on random tokens; runs that must be the same bit for bit; losses
 # beside those of the simulated GPU and the CPU; a profile and its gaps, beside the step that the kernels' times predict.
-# Part kernels, in under 4 minutes: the kernel tests on the device, compute-sanitizer over the attention kernels, every kernel against the limits of the
+# Part kernels, the same: the kernel tests on the device, compute-sanitizer over the attention kernels, every kernel against the limits of the
 # hardware, PyTorch's attention beside ours (where there is a torch).
 # Without --part it does both. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
 # dev/gpu_package.sh packed elsewhere. Exits with 0 only if every section passed.
@@ -146,7 +146,7 @@ bit_for_bit() {
 
 # The simulated GPU is slow: it may stop earlier than the others.
 losses_beside_other_devices() {
-  local words=(--config copy_mixture --set train.batch=8 --set "train.steps=$losses_steps" --set train.warmup=2)
+  local words=(--config copy_mixture --set train.batch=8 --set "train.steps=$losses_steps" --set "train.warmup=$((losses_steps / 10))")
   train losses 30 -- "${words[@]}" "${bf16[@]}" --device "$device"
   train losses_cpu 30 -- "${words[@]}" "${bf16[@]}" --device cpu --set model.precision=fp32
   train losses_simt 60 --stop-after "$losses_simt_steps" -- "${words[@]}" "${bf16[@]}" --device simt

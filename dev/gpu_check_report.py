@@ -81,7 +81,8 @@ def speeds(check):
     if not rows:
         return []
     lines = ["## Training", ""]
-    lines += table(["run", "micro-batch", "recompute", "tokens/s", "MFU", "plan, GiB", "peak, GiB", "over plan"], rows)
+    sizes = ["micro-batch", "recompute"]
+    lines += table(["run", *sizes, "tokens/s", "MFU", "plan, GiB", "peak, GiB", "over plan"], rows)
     if "context_bytes" in memory:
         lines += ["", f"*Over plan* is without the context: {memory['context_bytes'] / GIB:.2f} GiB."]
     return [*lines, ""]

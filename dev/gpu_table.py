@@ -4,6 +4,8 @@
 import json
 import sys
 
+from gpu_check_report import sections_of, training
+
 
 def attention(check):
     """(d_h, T, causal, pass, prior, deterministic) -> TFLOP/s of ours; (backend, d_h, T, causal, pass) -> of
@@ -78,27 +80,34 @@ def print_kernels(check):
             print(f"| {row['name']} | {shape} | {row['microseconds']:,.0f} | " + " | ".join(rates) + " |")
 
 
-def main():
-    check = json.load(open(sys.argv[1]))
+def print_sections(check):
+    print("| part | result | seconds |\n|---|---|---|")
+    for name, section in sections_of(check).items():
+        lines = [line.strip("= ") for line in section.get("output", "").splitlines()]
+        said = [
+            line
+            for line in lines
+            if line.startswith(("All tests", "ERROR SUMMARY", "RACECHECK SUMMARY", "trained"))
+        ]
+        outcome = "passed" if section["exit"] == 0 else "FAILED"
+        print(f"| {name} | {outcome}. {'; '.join(said)} | {section['seconds']} |")
+    print()
+
+
+def main(words=None):
+    (file,) = words or sys.argv[1:]
+    check = json.load(open(file))
     print(f"# {check['gpu'].split(',')[0]}\n")
     print(
         f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}. "
-        f"From [the JSON]({sys.argv[1].split('/')[-1]}) by `dev/gpu_table.py`.\n"
+        f"From [the JSON]({file.split('/')[-1]}) by `dev/gpu_table.py`.\n"
     )
-    print("| part | result | seconds |\n|---|---|---|")
-    for name in ("tests", "memcheck", "racecheck", "kernels", "torch", "train"):
-        if name in check:
-            lines = [line.strip("= ") for line in check[name].get("output", "").splitlines()]
-            said = [
-                line
-                for line in lines
-                if line.startswith(("All tests", "ERROR SUMMARY", "RACECHECK SUMMARY", "trained"))
-            ]
-            outcome = "passed" if check[name]["exit"] == 0 else "FAILED"
-            print(f"| {name} | {outcome}. {'; '.join(said)} | {check[name]['seconds']} |")
-    print()
-    print_attention(check)
-    print_kernels(check)
+    print_sections(check)
+    if lines := training(check):
+        print("\n".join(lines))
+    if "kernels" in check:
+        print_attention(check)
+        print_kernels(check)
 
 
 if __name__ == "__main__":

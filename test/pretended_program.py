@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Stands in for train_gpt_goat and nvidia-smi where a test wants dev/gpu_check.sh to believe in a GPU.
+
+Called as nvidia-smi it tells the memory of one GPU. Called as train_gpt_goat it fills that memory and leaves
+what a run leaves: losses that follow from the seed and the step alone. $PRETENDED/planted.json says what goes
+wrong: {name of the run's folder: trouble}.
+"""
+
+import json
+import os
+import signal
+import struct
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+HOME = Path(os.environ["PRETENDED"])
+CONTEXT, IDLE = 500, 3  # MiB
+PLANNED = {"copy_mixture": 100, "c4_125m": 20000, "fineweb_1b": 70000}  # MiB
+DEFAULTS = {
+    "model": {"precision": "auto", "recompute": "none", "epilogue": "own"},
+    "train": {"batch": 128, "micro_batch": 0, "cuda_graph": "auto", "steps": 1000, "seed": 1},
+}
+
+
+def planted(run):
+    file = HOME / "planted.json"
+    return json.loads(file.read_text()).get(run.name) if file.exists() else None
+
+
+def in_use():
+    """MiB of the programs that run now."""
+    files = (HOME / "in_use").glob("*")
+    return sum(int(file.read_text() or 0) for file in files if Path("/proc", file.name).exists())
+
+
+def nvidia_smi(words):
+    if "-L" in words:
+        print("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)")
+    elif "--query-gpu=index,memory.used" in words:
+        while True:
+            print(f"0, {IDLE + in_use()}", flush=True)
+            time.sleep(0.005)
+    else:
+        print("NVIDIA H100 80GB HBM3, 580.00, 1980 MHz, 700.00 W")
+
+
+def config_of(words):
+    config = {section: dict(keys) for section, keys in DEFAULTS.items()}
+    for word, setting in zip(words, words[1:]):
+        if word == "--set":
+            (section, key), value = setting.split("=")[0].split("."), setting.split("=", 1)[1]
+            kept = config.setdefault(section, {})
+            kept[key] = type(kept[key])(value) if key in kept else value
+    return config
+
+
+def toml(config):
+    sections = [(name, keys) for name, keys in config.items() if isinstance(keys, dict)]
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        for name, keys in sections
+    )
+
+
+def safetensors(values):
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
+              for i, name in enumerate(values)}  # fmt: skip
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + struct.pack(f"<{len(values)}f", *values.values())
+
+
+def dry_run(preset, config):
+    too_little = preset == "fineweb_1b" and config["model"]["recompute"] == "none"
+    print("memory: too little. This fits: ..." if too_little else "memory: there is enough")
+
+
+def profile(out, preset, config):
+    """Two steps of 20 microseconds: 4 are idle in each, and 3 between them."""
+    (out / "profile").mkdir(parents=True)
+    events = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
+        for row, name in ((1, "device: H100"), (2, "host calls"))
+    ]
+    for step in range(2):
+        events.append({"name": f"step {step + 1}", "ph": "X", "tid": 2, "ts": 20.0 * step, "dur": 18.0})
+        for name, start, length in (
+            ("embedding_forward", 0, 4),
+            ("linear_forward head", 5, 6),
+            ("adamw", 14, 3),
+        ):
+            times = {"ts": 20.0 * step + start, "dur": float(length)}
+            events.append({"name": name, "ph": "X", "tid": 1} | times)
+    (out / "profile/trace.json").write_text(json.dumps({"traceEvents": events}))
+    micro_batches = config["train"]["batch"] // config["train"]["micro_batch"]
+    operations = {
+        "micro_batches": micro_batches,
+        "tokens_per_step": config["train"]["batch"] * 2048,
+        "step_seconds": 2e-5,
+        "device_seconds": 1.3e-5,
+        "operations": [{"name": "attention_forward", "calls": 1, "seconds": 1.3e-5}],
+    }
+    (out / "profile/operations.json").write_text(json.dumps(operations))
+    (out / "profile/config.toml").write_text(
+        "[model]\nlayers = 12\nheads = 12\nwidth = 768\nvocab = 50257\n[prior]\npos_rank = 2\n"
+        "[data]\nseq_len = 2048\n[train]\nbatch = 128\n"
+    )
+
+
+def loss_of(step, seed, trouble):
+    if trouble == "not finite" and step == 3:
+        return None
+    return 4 - 0.001 * step + 0.1 * (seed - 1) + (0.01 if trouble == "other losses" and step > 2 else 0)
+
+
+def steps_until_stopped(out, preset, config, trouble):
+    """Trains, and says by which signal it was stopped, or None."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: None if trouble == "deaf" else stopped.append(signal.SIGTERM))
+    metrics = out / "metrics.jsonl"
+    done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    for step in range(done + 1, config["train"]["steps"] + 1):
+        line = {
+            "step": step,
+            "tokens": step * config["train"]["batch"] * 2048,
+            "loss": loss_of(step, config["train"]["seed"], trouble),
+            "grad_norm": 1.0,
+            "tokens_per_second": 400e3,
+            "mfu": 0.36,
+            "memory_bytes": PLANNED[preset] << 20,
+        }
+        if step <= 2:
+            line |= {"tokens_per_second": 10.0, "mfu": 0.00001}
+        with metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if stopped:
+            return stopped[0]
+        time.sleep(0.002)
+    return None
+
+
+def train(out, preset, config, device):
+    trouble = planted(out)
+    if trouble == "breaks":
+        sys.exit("error: out of memory on the device")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.toml").write_text(toml(config))
+    (out / "preset").write_text(preset)
+    if device == "cuda":
+        more = 1.04 if trouble == "more memory" else 1.001
+        (HOME / "in_use").mkdir(exist_ok=True)
+        (HOME / "in_use" / str(os.getpid())).write_text(str(int(CONTEXT + more * PLANNED[preset])))
+        time.sleep(0.03)
+    stopped = steps_until_stopped(out, preset, config, trouble)
+    step = len((out / "metrics.jsonl").read_text().splitlines())
+    folder = out / f"checkpoints/step_{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(
+        safetensors({"embedding.weight": step, "head.weight": 2.0 if trouble == "other model" else 1.0})
+    )
+    return 4 if stopped else 0
+
+
+def train_gpt_goat(words):
+    value = {word: after for word, after in zip(words, words[1:]) if word != "--set"}
+    out, preset, config = Path(value.get("--out", ".")), value.get("--config"), config_of(words)
+    if "--dry-run" in words:
+        return dry_run(preset, config)
+    if "--profile" in words:
+        return profile(out, preset, config)
+    if "--resume" in words:
+        config, preset = tomllib.loads((out / "config.toml").read_text()), (out / "preset").read_text()
+    return train(out, preset, config, value["--device"])
+
+
+if __name__ == "__main__":
+    called = {"nvidia-smi": nvidia_smi, "train_gpt_goat": train_gpt_goat}[Path(sys.argv[0]).name]
+    sys.exit(called(sys.argv[1:]))
