@@ -12,8 +12,11 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 usage="usage: dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]"
+# Each part is a function part_NAME that runs sections, and needs these programs.
+parts=(train kernels)
+declare -A programs=([train]=train_gpt_goat [kernels]="kernel_tests gpu_kernels")
 fail() { echo "gpu_check: $*" >&2 && exit 2; }
-parts=(train kernels) part="" bin="" out="" tag="" device=cuda
+part="" bin="" out="" tag="" device=cuda
 command="dev/gpu_check.sh${*:+ $*}"
 while (($#)); do
   [[ $1 =~ ^--(part|bin|out|tag|device)$ ]] || fail "unknown argument '$1'; $usage"
@@ -64,7 +67,12 @@ if [[ -z $bin ]]; then
   bin=build-gpu/bin
 fi
 bin=$(cd "$bin" && pwd) || exit 1
-for program in kernel_tests gpu_kernels train_gpt_goat; do [[ -e $bin/$program ]] && chmod +x "$bin/$program"; done
+for part in "${parts[@]}"; do
+  for program in ${programs[$part]}; do
+    [[ -f $bin/$program ]] || fail "there is no $program in $bin"
+    [[ -x $bin/$program ]] || chmod +x "$bin/$program"
+  done
+done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # libcublasLt lies beside the toolkit or inside PyTorch's packages.
@@ -110,7 +118,17 @@ recompute_that_fits() {  # recompute_that_fits WORDS...: the last one if none do
   echo "$recompute"
 }
 
-# Killed after their steps, so that no time goes into checkpoints.
+# The simulated GPU is slow: it may stop earlier than the others.
+losses_beside_other_devices() {
+  local words=(--config copy_mixture --set train.batch=8 --set "train.steps=$losses_steps" --set "train.warmup=$((losses_steps / 10))")
+  train losses 30 -- "${words[@]}" "${bf16[@]}" --device "$device"
+  train losses_cpu 30 -- "${words[@]}" "${bf16[@]}" --device cpu --set model.precision=fp32
+  train losses_simt 60 --stop-after "$losses_simt_steps" -- "${words[@]}" "${bf16[@]}" --device simt
+  compare losses_beside_simt losses --steps "$losses_simt_steps" --within "$bf16_within" "$work"/{losses,losses_simt}
+  compare losses_beside_cpu losses --steps "$losses_steps" --within "$fp32_within" "$work"/{losses,losses_cpu}
+}
+
+# Killed after their steps, so that no time goes into checkpoints. The context's share of the memory is seen at the small model of the losses.
 speed_and_memory() {
   local micro_batches recompute runs=(c4_125m c4_125m_no_graph c4_125m_library fineweb_1b fineweb_1b_no_graph)
   two_micro_batches "$c4_micro"
@@ -122,8 +140,7 @@ speed_and_memory() {
   micro_batches+=(--set "model.recompute=$recompute")
   train fineweb_1b 60 --kill-after "$fineweb_steps" -- "${fineweb[@]}" "${micro_batches[@]}" --set train.cuda_graph=on
   train fineweb_1b_no_graph 60 --kill-after "$fineweb_steps" -- "${fineweb[@]}" "${micro_batches[@]}" --set train.cuda_graph=off
-  train tiny 40 -- --config copy_mixture --device "$device" "${bf16[@]}" --set train.batch=2 --set train.steps=4 --set train.warmup=2
-  compare memory memory --context "$work/tiny" --within "$within" "${runs[@]/#/$work/}"
+  compare memory memory --context "$work/losses" --within "$within" "${runs[@]/#/$work/}"
 }
 
 # A run that is resumed begins in another folder, as after a move.
@@ -144,16 +161,6 @@ bit_for_bit() {
   rm -rf "$work"/{repeat,resumed}
 }
 
-# The simulated GPU is slow: it may stop earlier than the others.
-losses_beside_other_devices() {
-  local words=(--config copy_mixture --set train.batch=8 --set "train.steps=$losses_steps" --set "train.warmup=$((losses_steps / 10))")
-  train losses 30 -- "${words[@]}" "${bf16[@]}" --device "$device"
-  train losses_cpu 30 -- "${words[@]}" "${bf16[@]}" --device cpu --set model.precision=fp32
-  train losses_simt 60 --stop-after "$losses_simt_steps" -- "${words[@]}" "${bf16[@]}" --device simt
-  compare losses_beside_simt losses --steps "$losses_simt_steps" --within "$bf16_within" "$work"/{losses,losses_simt}
-  compare losses_beside_cpu losses --steps "$losses_steps" --within "$fp32_within" "$work"/{losses,losses_cpu}
-}
-
 profile_and_prediction() {
   local micro_batches
   two_micro_batches "$c4_micro"
@@ -166,9 +173,9 @@ profile_and_prediction() {
 
 part_train() {
   section shards 30 python3 dev/random_shards.py "$work/shards" --tokens "$shard_tokens"
+  losses_beside_other_devices
   speed_and_memory
   bit_for_bit
-  losses_beside_other_devices
   profile_and_prediction
 }
 
@@ -185,6 +192,7 @@ part_kernels() {
 }
 
 for part in "${parts[@]}"; do "part_$part"; done
+
 commit=$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty --abbrev=12)
 python3 dev/gpu_check_report.py collect "$work" "$out" --commit "$commit" --gpu "$gpu" --command "$command" || exit 1
 ! grep -Lx 0 "$work"/*.status | grep -q .  # 0 only if every section passed

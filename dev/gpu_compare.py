@@ -3,7 +3,7 @@
 
     dev/gpu_compare.py same RUN RUN...             losses and models, bit for bit
     dev/gpu_compare.py losses RUN OTHER            mean absolute difference of the losses
-    dev/gpu_compare.py memory --context TINY RUN   peak against plan; a tiny run shows the context's share
+    dev/gpu_compare.py memory --context SMALL RUN  peak against plan; a small run shows the context's share
     dev/gpu_compare.py gaps RUN                    the device's idle time in a profile's trace
 
 Prints a JSON; exits with 1, saying what differed, if the runs are not as wanted.
@@ -114,8 +114,8 @@ def memory_of(run):
     return memory["planned_bytes"], memory["peak_bytes"]
 
 
-def memory(runs, tiny, within):
-    planned, peak = memory_of(tiny)
+def memory(runs, small, within):
+    planned, peak = memory_of(small)
     context = peak - planned
     result, wrong = {"context_bytes": context, "within": within, "runs": {}}, []
     for run in runs:
@@ -200,7 +200,7 @@ def arguments_of(words):
     kind.add_argument("--within", type=float, required=True, help="of the mean absolute difference")
     kind = kinds.add_parser("memory")
     kind.add_argument("runs", nargs="+", type=Path)
-    kind.add_argument("--context", type=Path, required=True, dest="tiny", metavar="TINY")
+    kind.add_argument("--context", type=Path, required=True, dest="small", metavar="SMALL")
     kind.add_argument("--within", type=float, required=True, help="of the plan, 0.03 is 3 %%")
     kinds.add_parser("gaps").add_argument("run", type=Path)
     return vars(parser.parse_args(words))

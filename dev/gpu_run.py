@@ -19,53 +19,56 @@ from pathlib import Path
 
 WARM_UP = 2  # steps that are no speed, as in train/speed
 STOPPED = 4  # the program's exit code after a signal that it obeyed
-POLL = 0.005  # seconds
-QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
+POLL = 0.005  # seconds between two looks at the run
+QUERIES = 0.1  # and at the GPU's memory
+QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
 
 
-class NoMeasurement(Exception):
-    """The device's memory cannot be read."""
+class Failed(Exception):
+    """The run or its measurement failed; the second argument is the exit code."""
+
+    def __init__(self, what, code=1):
+        super().__init__(what)
+        self.code = code
+
+
+def memory_in_use():
+    """index of each GPU -> MiB"""
+    try:
+        told = subprocess.run(QUERY, capture_output=True, text=True, timeout=20, check=True).stdout
+        return {index: int(used) for index, used in (line.split(", ") for line in told.splitlines())}
+    except (OSError, subprocess.SubprocessError, ValueError) as problem:
+        raise Failed(f"nvidia-smi tells no memory: {problem}") from problem
 
 
 class GpuMemory:
     """By how much the memory in use rose, on the GPU where it rose most."""
 
     def __init__(self):
-        self.first, self.peak, self.problem = {}, {}, ""
-        self.begun = threading.Event()
-        try:
-            self.query = subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True)
-        except OSError as problem:
-            raise NoMeasurement(f"nvidia-smi: {problem}") from problem
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-        if not self.begun.wait(20) or self.problem:
-            self.close()
-            raise NoMeasurement(f"nvidia-smi tells no memory: {self.problem or 'no line in 20 s'}")
+        self.first = self.peak = memory_in_use()
+        self.problem = None
+        self.ended = threading.Event()
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
+        self.watcher.start()
 
-    def _read(self):
-        for line in self.query.stdout:
+    def _watch(self):
+        while not self.ended.wait(QUERIES):
             try:
-                index, used = (int(word) for word in line.split(","))
-            except ValueError:
-                self.problem = line.strip()
-                break
-            self.first.setdefault(index, used)
-            self.peak[index] = max(used, self.peak.get(index, 0))
-            self.begun.set()
-        self.problem = self.problem or ("" if self.first else "it ended")
-        self.begun.set()
+                self.peak = {index: max(used, self.peak[index]) for index, used in memory_in_use().items()}
+            except Failed as problem:
+                self.problem = problem
 
     def sample(self, pid):
         pass
 
     def close(self):
-        self.query.terminate()
-        self.query.wait()
-        self.reader.join(5)
+        self.ended.set()
+        self.watcher.join()
 
     def peak_bytes(self):
-        return max(self.peak[index] - self.first[index] for index in self.peak) << 20
+        if self.problem:
+            raise self.problem
+        return max(self.peak[index] - self.first[index] for index in self.first) << 20
 
 
 class HostMemory:
@@ -109,8 +112,7 @@ def trouble_in(lines):
 
 
 def run_program(words, run, memory, after, stop_by):
-    """Runs the program; sends it the signal `stop_by` once `after` steps are logged. (exit code, whether the
-    signal was sent)."""
+    """The program's exit code; it is sent the signal `stop_by` once `after` steps are logged."""
     process = subprocess.Popen(words, stdout=sys.stderr, stdin=subprocess.DEVNULL)
     sent = False
     try:
@@ -124,7 +126,7 @@ def run_program(words, run, memory, after, stop_by):
         if process.poll() is None:
             process.kill()
             process.wait()
-    return process.returncode, sent
+    return process.returncode
 
 
 def speed_of(lines):
@@ -154,6 +156,27 @@ def report_of(run, lines, memory):
     return report
 
 
+def measured_run(program, run, stop_after, kill_after):
+    """What the run was, if it ended as was asked for."""
+    after = stop_after or kill_after
+    stop_by = signal.SIGTERM if stop_after else signal.SIGKILL if kill_after else None
+    wanted = {signal.SIGTERM: STOPPED, signal.SIGKILL: -signal.SIGKILL, None: 0}[stop_by]
+    memory = GpuMemory() if "--device cuda" in " ".join(program) else HostMemory()
+    try:
+        code = run_program([*program, "--out", str(run)], run, memory, after, stop_by)
+    finally:
+        memory.close()
+    if code == 0 and stop_by:
+        raise Failed(f"{run.name} ended by itself before it could be stopped after {after} steps")
+    if code != wanted:
+        raise Failed(f"{run.name} ended with code {code}, expected {wanted}", code if code > 0 else 1)
+    lines = read_metrics(run)
+    if trouble := trouble_in(lines):
+        raise Failed(f"{run.name}: {trouble}")
+    report = report_of(run, lines[:after] if kill_after else lines, memory)
+    return report | ({"stopped_after": lines[-1]["step"]} if stop_after else {})
+
+
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="RUN", required=True, help="the run's folder")
@@ -162,30 +185,12 @@ def main(words=None):
     ends.add_argument("--kill-after", type=int, metavar="N", help="SIGKILL after N steps: nothing is saved")
     parser.add_argument("program", nargs="+", metavar="PROGRAM WORDS")
     arguments = parser.parse_args(words)
-    run, after = arguments.out, arguments.stop_after or arguments.kill_after
-    stop_by = signal.SIGTERM if arguments.stop_after else signal.SIGKILL if arguments.kill_after else None
-    wanted = {signal.SIGTERM: STOPPED, signal.SIGKILL: -signal.SIGKILL, None: 0}[stop_by]
-
-    on_gpu = "--device cuda" in " ".join(arguments.program)
+    run = arguments.out
     try:
-        memory = GpuMemory() if on_gpu else HostMemory()
-    except NoMeasurement as problem:
-        sys.exit(f"gpu_run: {problem}")
-    try:
-        code, sent = run_program([*arguments.program, "--out", str(run)], run, memory, after, stop_by)
-    finally:
-        memory.close()
-    if code == 0 and stop_by:
-        sys.exit(f"gpu_run: {run.name} ended by itself before it could be stopped after {after} steps")
-    if code != wanted:
-        print(f"gpu_run: {run.name} ended with code {code}, expected {wanted}", file=sys.stderr)
-        sys.exit(code if code > 0 else 1)
-    lines = read_metrics(run)
-    if trouble := trouble_in(lines):
-        sys.exit(f"gpu_run: {run.name}: {trouble}")
-    report = report_of(run, lines[:after] if arguments.kill_after else lines, memory)
-    if arguments.stop_after:
-        report["stopped_after"] = lines[-1]["step"]
+        report = measured_run(arguments.program, run, arguments.stop_after, arguments.kill_after)
+    except Failed as what:
+        print(f"gpu_run: {what}", file=sys.stderr)
+        sys.exit(what.code)
     text = json.dumps(report, indent=1)
     run.with_name(run.name + ".json").write_text(text + "\n")
     print(text)

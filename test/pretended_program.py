@@ -29,21 +29,27 @@ def planted(run):
     return json.loads(file.read_text()).get(run.name) if file.exists() else None
 
 
-def in_use():
-    """MiB of the programs that run now."""
-    files = (HOME / "in_use").glob("*")
-    return sum(int(file.read_text() or 0) for file in files if Path("/proc", file.name).exists())
-
-
 def nvidia_smi(words):
     if "-L" in words:
         print("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)")
     elif "--query-gpu=index,memory.used" in words:
-        while True:
-            print(f"0, {IDLE + in_use()}", flush=True)
-            time.sleep(0.005)
+        alive = [file for file in (HOME / "in_use").glob("*") if Path("/proc", file.name).exists()]
+        print(f"0, {IDLE + sum(int(file.read_text() or 0) for file in alive)}")
+        for file in alive:
+            (HOME / "told" / file.name).touch()
     else:
         print("NVIDIA H100 80GB HBM3, 580.00, 1980 MHz, 700.00 W")
+
+
+def fill_memory(mebibytes):
+    """Takes that much of the GPU, and waits until nvidia-smi has told it."""
+    name = str(os.getpid())
+    for folder in ("in_use", "told"):
+        (HOME / folder).mkdir(exist_ok=True)
+    (HOME / "told" / name).unlink(missing_ok=True)
+    (HOME / "in_use" / name).write_text(str(mebibytes))
+    while not (HOME / "told" / name).exists():
+        time.sleep(0.005)
 
 
 def config_of(words):
@@ -149,13 +155,11 @@ def train(out, preset, config, device):
     (out / "preset").write_text(preset)
     if device == "cuda":
         more = 1.04 if trouble == "more memory" else 1.001
-        (HOME / "in_use").mkdir(exist_ok=True)
-        (HOME / "in_use" / str(os.getpid())).write_text(str(int(CONTEXT + more * PLANNED[preset])))
-        time.sleep(0.03)
+        fill_memory(int(CONTEXT + more * PLANNED[preset]))
     stopped = steps_until_stopped(out, preset, config, trouble)
     step = len((out / "metrics.jsonl").read_text().splitlines())
     folder = out / f"checkpoints/step_{step:08d}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(
         safetensors({"embedding.weight": step, "head.weight": 2.0 if trouble == "other model" else 1.0})
     )
