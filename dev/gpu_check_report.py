@@ -4,12 +4,13 @@
     dev/gpu_check_report.py collect WORK FILE --commit C --gpu G --command W   its sections as one JSON
     dev/gpu_check_report.py show FILE                                          the summary of that JSON
 
-`collect` prints the summary too. Needs nothing but Python.
+`collect` prints the summary too, and exits with 1 if a section failed. Needs nothing but Python.
 """
 
 import argparse
 import datetime
 import json
+import sys
 from pathlib import Path
 
 KEPT = 3000  # characters of a section's output
@@ -43,6 +44,10 @@ def collect(work, file, commit, gpu, command):
 
 def sections_of(check):
     return {name: part for name, part in check.items() if isinstance(part, dict) and "exit" in part}
+
+
+def failures(check):
+    return {name: section for name, section in sections_of(check).items() if section["exit"]}
 
 
 def result_of(check, name):
@@ -148,7 +153,7 @@ def last_words(section):
 
 def summary(check):
     sections = sections_of(check)
-    failed = {name: section for name, section in sections.items() if section["exit"]}
+    failed = failures(check)
     lines = [f"# {check['gpu'].split(',')[0]}", ""]
     lines += [f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}.", ""]
     lines += training(check)
@@ -173,8 +178,10 @@ def main(words=None):
     if arguments.pop("kind") == "show":
         print(summary(json.loads(arguments["file"].read_text())))
         return
-    print("\n" + summary(collect(**arguments)))
+    check = collect(**arguments)
+    print("\n" + summary(check))
     print("gpu_check: wrote", arguments["file"])
+    sys.exit(1 if failures(check) else 0)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,n
 
 
 class Failed(Exception):
-    """The run or its measurement failed; the second argument is the exit code."""
+    """The run or its measurement failed; `code` is the exit code."""
 
     def __init__(self, what, code=1):
         super().__init__(what)
@@ -42,10 +42,11 @@ def memory_in_use():
 
 
 class GpuMemory:
-    """By how much the memory in use rose, on the GPU where it rose most."""
+    """By how much the memory in use rose, on the GPU where it rose most. It rises from the least that was in
+    use: the memory of a program that has just been killed may still be there at the start."""
 
     def __init__(self):
-        self.first = self.peak = memory_in_use()
+        self.least = self.peak = memory_in_use()
         self.problem = None
         self.ended = threading.Event()
         self.watcher = threading.Thread(target=self._watch, daemon=True)
@@ -54,7 +55,9 @@ class GpuMemory:
     def _watch(self):
         while not self.ended.wait(QUERIES):
             try:
-                self.peak = {index: max(used, self.peak[index]) for index, used in memory_in_use().items()}
+                now = memory_in_use()
+                self.least = {index: min(used, now[index]) for index, used in self.least.items()}
+                self.peak = {index: max(used, now[index]) for index, used in self.peak.items()}
             except Failed as problem:
                 self.problem = problem
 
@@ -68,7 +71,7 @@ class GpuMemory:
     def peak_bytes(self):
         if self.problem:
             raise self.problem
-        return max(self.peak[index] - self.first[index] for index in self.first) << 20
+        return max(used - self.least[index] for index, used in self.peak.items()) << 20
 
 
 class HostMemory:
