@@ -38,69 +38,6 @@ def gpu_check(*words, environment=None):
     return ran.returncode, ran.stdout + ran.stderr, check
 
 
-def has_simt(binary):
-    return "simt     built" in subprocess.run([binary, "--version"], capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def wrapped(binary, tmp_path):
-    """wrapped(LINES) makes a folder with a train_gpt_goat that runs these lines of bash first, which may
-    change the array `words`; $run is the name of the run."""
-    if not has_simt(binary):
-        pytest.skip("this build has no simulated device: make test SIMT=ON")
-
-    def write(lines):
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        script = folder / "train_gpt_goat"
-        script.write_text(
-            '#!/bin/bash\nwords=("$@")\nfor ((i = 0; i < $#; ++i)); do\n'
-            '  [[ ${words[i]} != --out ]] || run=$(basename "${words[i + 1]}")\ndone\n'
-            f'{lines}\nexec {binary} "${{words[@]}}"\n'
-        )
-        script.chmod(0o755)
-        return folder
-
-    return write
-
-
-def test_the_rehearsal_on_the_simulated_gpu_passes(wrapped, tmp_path):
-    code, printed, check = gpu_check(
-        *("--device", "simt", "--part", "train", "--bin", wrapped(""), "--out", tmp_path / "check.json")
-    )
-    assert code == 0, printed
-    sections = gpu_check_report.sections_of(check)
-    assert all(section["exit"] == 0 for section in sections.values())
-    assert f"{len(sections)} of {len(sections)} sections passed" in printed and "FAILED" not in printed
-    for name in RUNS:
-        assert check[name]["result"]["tokens_per_second"] > 0
-        assert check["memory"]["result"]["runs"][name]["planned_bytes"] > 0
-    for name in ("same_again", "same_without_graph", "same_resumed"):
-        assert check[name]["result"]["steps"] == 8
-    assert check["stopped"]["result"]["stopped_after"] < 8
-    assert 0 < check["losses_beside_cpu"]["result"]["mean_absolute_difference"] < 0.003
-    gaps = check["gaps"]["result"]
-    idle = gaps["step_microseconds"] - 1e6 * gaps["operations"]["device_seconds"]
-    assert 0 < gaps["idle_microseconds"] < idle * 1.001
-
-
-def test_a_program_that_computes_otherwise_is_seen_in_the_rehearsal(wrapped, tmp_path):
-    """Two runs with another seed, and what depends on runs that do not start."""
-    folder = wrapped(
-        "case $run in repeat_again | losses_cpu) words+=(--set train.seed=2) ;;\n"
-        "c4_125m* | fineweb_1b* | profiled) exit 1 ;; esac"
-    )
-    code, printed, check = gpu_check(
-        *("--device", "simt", "--part", "train", "--bin", folder, "--out", tmp_path / "check.json")
-    )
-    assert code == 1
-    assert re.search(r"FAILED same_again .*repeat and repeat_again differ from step 1 on: loss \d", printed)
-    assert re.search(r"FAILED losses_beside_cpu .*losses and losses_cpu differ by 0\.\d+ in the", printed)
-    assert re.search(r"FAILED memory .*c4_125m did not run", printed)
-    for name in ("same_without_graph", "same_resumed", "losses_beside_simt"):
-        assert check[name]["exit"] == 0
-
-
 # Troubles that one check can have at once: {run: trouble}.
 PLANTED = {
     "none": {},
@@ -230,3 +167,66 @@ def test_the_tables_of_a_check_show_what_there_is(pretended, capsys, tmp_path):
         assert shown in printed and ("## Attention" in printed) == (shown == "## Attention")
     gpu_check_report.main(["show", str(tmp_path / "check.json")])
     assert "FAILED losses_beside_cpu" in capsys.readouterr().out
+
+
+def has_simt(binary):
+    return "simt     built" in subprocess.run([binary, "--version"], capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def wrapped(binary, tmp_path):
+    """wrapped(LINES) makes a folder with a train_gpt_goat that runs these lines of bash first, which may
+    change the array `words`; $run is the name of the run."""
+    if not has_simt(binary):
+        pytest.skip("this build has no simulated device: make test SIMT=ON")
+
+    def write(lines):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        script = folder / "train_gpt_goat"
+        script.write_text(
+            '#!/bin/bash\nwords=("$@")\nfor ((i = 0; i < $#; ++i)); do\n'
+            '  [[ ${words[i]} != --out ]] || run=$(basename "${words[i + 1]}")\ndone\n'
+            f'{lines}\nexec {binary} "${{words[@]}}"\n'
+        )
+        script.chmod(0o755)
+        return folder
+
+    return write
+
+
+def test_the_rehearsal_on_the_simulated_gpu_passes(wrapped, tmp_path):
+    code, printed, check = gpu_check(
+        *("--device", "simt", "--part", "train", "--bin", wrapped(""), "--out", tmp_path / "check.json")
+    )
+    assert code == 0, printed
+    sections = gpu_check_report.sections_of(check)
+    assert all(section["exit"] == 0 for section in sections.values())
+    assert f"{len(sections)} of {len(sections)} sections passed" in printed and "FAILED" not in printed
+    for name in RUNS:
+        assert check[name]["result"]["tokens_per_second"] > 0
+        assert check["memory"]["result"]["runs"][name]["planned_bytes"] > 0
+    for name in ("same_again", "same_without_graph", "same_resumed"):
+        assert check[name]["result"]["steps"] == 8
+    assert check["stopped"]["result"]["stopped_after"] < 8
+    assert 0 < check["losses_beside_cpu"]["result"]["mean_absolute_difference"] < 0.003
+    gaps = check["gaps"]["result"]
+    idle = gaps["step_microseconds"] - 1e6 * gaps["operations"]["device_seconds"]
+    assert 0 < gaps["idle_microseconds"] < idle * 1.001
+
+
+def test_a_program_that_computes_otherwise_is_seen_in_the_rehearsal(wrapped, tmp_path):
+    """Two runs with another seed, and what depends on runs that do not start."""
+    folder = wrapped(
+        "case $run in repeat_again | losses_cpu) words+=(--set train.seed=2) ;;\n"
+        "c4_125m* | fineweb_1b* | profiled) exit 1 ;; esac"
+    )
+    code, printed, check = gpu_check(
+        *("--device", "simt", "--part", "train", "--bin", folder, "--out", tmp_path / "check.json")
+    )
+    assert code == 1
+    assert re.search(r"FAILED same_again .*repeat and repeat_again differ from step 1 on: loss \d", printed)
+    assert re.search(r"FAILED losses_beside_cpu .*losses and losses_cpu differ by 0\.\d+ in the", printed)
+    assert re.search(r"FAILED memory .*c4_125m did not run", printed)
+    for name in ("same_without_graph", "same_resumed", "losses_beside_simt"):
+        assert check[name]["exit"] == 0
