@@ -16,7 +16,7 @@ import tomllib
 from pathlib import Path
 
 HOME = Path(os.environ["PRETENDED"])
-CONTEXT, IDLE = 500, 3  # MiB
+CONTEXT, IDLE = 500, 300  # MiB
 PLANNED = {"copy_mixture": 100, "c4_125m": 20000, "fineweb_1b": 70000}  # MiB
 DEFAULTS = {
     "model": {"precision": "auto", "recompute": "none", "epilogue": "own"},
