@@ -17,6 +17,7 @@ sys.path.insert(0, str(REPOSITORY / "dev"))
 import gpu_check_report  # noqa: E402
 import gpu_compare  # noqa: E402
 import gpu_table  # noqa: E402
+import predict_step  # noqa: E402
 import random_shards  # noqa: E402
 
 PRETENDED = REPOSITORY / "test/pretended_program.py"
@@ -53,19 +54,28 @@ PLANTED = {
 }
 
 
+def environment_of(folder):
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PRETENDED": str(folder)}
+
+
 @pytest.fixture(scope="module")
-def pretended(tmp_path_factory):
-    """pretended(NAME) is part train on a GPU that is none, with the troubles of that name."""
+def pretended_gpu(tmp_path_factory):
+    """The folder of the programs that pretend."""
     folder = tmp_path_factory.mktemp("pretended")
     for name in ("nvidia-smi", "train_gpt_goat"):
         (folder / name).symlink_to(PRETENDED)
-    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PRETENDED": str(folder)}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretended(pretended_gpu):
+    """pretended(NAME) is part train on a GPU that is none, with the troubles of that name."""
 
     @functools.cache
     def check(name):
-        (folder / "planted.json").write_text(json.dumps(PLANTED[name]))
-        out = folder / f"{name}.json"
-        return gpu_check("--part", "train", "--bin", folder, "--out", out, environment=environment)
+        (pretended_gpu / "planted.json").write_text(json.dumps(PLANTED[name]))
+        words = ("--part", "train", "--bin", pretended_gpu, "--out", pretended_gpu / f"{name}.json")
+        return gpu_check(*words, environment=environment_of(pretended_gpu))
 
     return check
 
@@ -117,6 +127,27 @@ def test_what_is_not_troubled_passes_beside_what_is(pretended):
     _, _, check = pretended("other results")
     compared = {name for name in check if name.startswith(("same_", "losses_beside"))}
     assert gpu_check_report.failures(check).keys() == {"memory"} | compared
+
+
+def test_part_kernels_keeps_what_the_programs_say(pretended_gpu, tmp_path):
+    """The check's JSON is what dev/gpu_table.py and dev/predict_step.py read."""
+    known = json.loads((REPOSITORY / "dev/results/gpu_NVIDIA_H100_80GB_HBM3.json").read_text())
+    kernels = known["kernels"]["result"]
+    (tmp_path / "kernels.json").write_text(json.dumps(kernels))
+    for name, line in {
+        "kernel_tests": "echo All tests passed",
+        "gpu_kernels": f"cat {tmp_path}/kernels.json",
+        "compute-sanitizer": "echo ERROR SUMMARY: 1 error; exit 9",
+    }.items():
+        (pretended_gpu / name).write_text(f"#!/bin/sh\n{line}\n")
+        (pretended_gpu / name).chmod(0o755)
+    out = tmp_path / "check.json"
+    words = ("--part", "kernels", "--bin", pretended_gpu, "--out", out)
+    code, printed, check = gpu_check(*words, environment=environment_of(pretended_gpu))
+    assert code == 1 and gpu_check_report.failures(check).keys() == {"memcheck", "racecheck"}, printed
+    assert "FAILED memcheck (exit 9): ERROR SUMMARY: 1 error" in printed
+    assert check["kernels"]["result"] == kernels and check["tests"]["output"] == "All tests passed\n"
+    assert predict_step.Kernels([check]).rows == predict_step.Kernels([known]).rows
 
 
 @pytest.mark.parametrize(
