@@ -5,7 +5,7 @@
                                    [--record dev/results/mutations.md]
 
 dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml
-those of train/, data/, scripts/ and kernels/cpu. The sources stay as they are. A C++ file is compiled on its
+those of train/, data/, scripts/ and kernels/cpu, for tests on the cpu or where `device` says. The sources stay as they are. A C++ file is compiled on its
 own, with the command of an existing build, and linked in front of that build's objects; a Python file is
 changed in a copy of the tree. Then the tests of the named files run. Fails if fewer than 95 % of a list are
 noticed, if one that is not says nothing in `explained`, if the text of one no longer stands exactly once in
@@ -61,6 +61,7 @@ class Mutation:
     tests: tuple  # names of test files: test_shard (test_shard.cpp), test_resume (test_resume.py)
     build: str = ""  # "", "address" or "race": what it takes to see it
     explained: str = ""  # why the tests need not see it
+    device: str = ""  # on which the C++ tests run; "": the list's
 
     def __str__(self):
         words = f"{Path(self.file).name}: {self.old} -> {self.new.strip() or '(nothing)'}".split()
@@ -256,13 +257,20 @@ class Trial:
 
     def __init__(self, name, build):
         self.build = build
-        self.device = "simt" if name == "kernels" else "cpu"
-        self.extra = {"goat_simt"} if name == "kernels" else set()
+        self.kernels = name == "kernels"
 
-    def without_fault(self, test):
+    def device_of(self, mutation):
+        return mutation.device or ("simt" if self.kernels else "cpu")
+
+    def targets_of(self, mutation, executable):
+        if self.kernels:
+            return {"goat_simt"}
+        return EXECUTABLES[executable] | ({"goat_simt"} if mutation.device == "simt" else set())
+
+    def without_fault(self, test, device):
         executable = self.build.executable_of(test)
         if executable:
-            return run_catch(self.build.path_of(executable), test, self.device)
+            return run_catch(self.build.path_of(executable), test, device)
         return run_pytest(REPOSITORY, test, self.binary())
 
     def binary(self):
@@ -284,10 +292,10 @@ class Trial:
                     if name not in made:
                         write_changed(mutation, folder)
                         made[name] = self.build.make(
-                            name, [mutation.file], folder, self.extra or EXECUTABLES[name], mutation
+                            name, [mutation.file], folder, self.targets_of(mutation, name), mutation
                         )
                     sign = (
-                        run_catch(made[name], test, self.device)
+                        run_catch(made[name], test, self.device_of(mutation))
                         if executable
                         else run_pytest(REPOSITORY, test, made[name])
                     )
@@ -298,8 +306,9 @@ class Trial:
 
 def try_all(mutations, trials, pool):
     """Prints and returns the table's rows and how many were noticed; `trials` by build."""
-    bare = sorted({(m.build, test) for m in mutations for test in m.tests})
-    for (name, test), sign in zip(bare, pool.map(lambda pair: trials[pair[0]].without_fault(pair[1]), bare)):
+    bare = sorted({(m.build, trials[m.build].device_of(m), test) for m in mutations for test in m.tests})
+    signs = pool.map(lambda run: trials[run[0]].without_fault(run[2], run[1]), bare)
+    for (_, _, test), sign in zip(bare, signs):
         if sign:
             raise CannotRun(f"{test} fails without a fault: {sign}")
     rows, outcome, unexplained = [], Counter(), []
@@ -372,7 +381,7 @@ def parse_arguments():
     return options
 
 
-def prepare_build(options, name, lists):
+def prepare_build(options, name, needs_simt):
     directory = {"": options.build, "address": options.build_asan, "race": options.build_race}[name]
     if name:
         return Build(
@@ -384,7 +393,7 @@ def prepare_build(options, name, lists):
     return Build(
         directory.resolve(),
         list(EXECUTABLES),
-        ["-DGOAT_SIMT=ON"] if "kernels" in lists else [],
+        ["-DGOAT_SIMT=ON"] if needs_simt else [],
         options.as_built,
     )
 
@@ -402,8 +411,9 @@ def main():
         ]
     if not any(lists.values()):
         raise CannotRun("no such mutation")
+    needs_simt = "kernels" in lists or any(m.device == "simt" for m in lists["host"])
     builds = {
-        name: prepare_build(options, name, lists)
+        name: prepare_build(options, name, needs_simt)
         for name in sorted({m.build for mutations in lists.values() for m in mutations})
     }
     failed, sections = False, {}

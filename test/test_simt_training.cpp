@@ -1,5 +1,6 @@
 // A training step on a device with a queue: nothing waits that need not, and what is enqueued, recorded and
 // replayed gives the same bits whenever the device runs it.
+#include "kernels/cpu/cpu_device.h"
 #include "kernels/open/open_device.h"
 #include "kernels/simt/options.h"
 #include "test/catch.h"
@@ -93,6 +94,70 @@ TEST_CASE("step: the host waits once a step, for the scalars of the step before"
     }
     INFO(graph);
     CHECK(waits == std::vector<std::uint64_t>{0, 1, 1, 1, 1, 1, 1});
+  }
+}
+
+TEST_CASE("step: while one step's result is fetched, the next one stays enqueued") {
+  goat::test::RestoredOptions options;
+  options->streams = Streams::late;
+  const Config config = tiny_config();
+  const auto device = open_device("simt");
+  const auto training = open_training_source(config);
+  Trainer trainer(config, *device, *training, nullptr);
+  trainer.allocate();
+  trainer.initialize();
+  device->synchronize();
+  std::vector<std::uint64_t> blocks;  // run by each call
+  const auto count = [&](const auto& call) {
+    const std::uint64_t before = on_simt::counters().blocks;
+    call();
+    blocks.push_back(on_simt::counters().blocks - before);
+  };
+  while (!trainer.finished()) count([&] { trainer.step(); });
+  count([&] { trainer.finish_step(); });
+  const std::uint64_t step = blocks.back();
+  CHECK(step > 0);
+  CHECK(blocks[0] == 0);
+  CHECK(blocks[1] >= step);  // the first step also fills tables
+  for (std::size_t call = 2; call < blocks.size(); ++call) CHECK(blocks[call] == step);
+}
+
+namespace {
+// A cpu that can record, and counts what it records and replays.
+class RecordingDevice final : public CpuDevice {
+ public:
+  int recorded = 0, replayed = 0;
+  bool can_capture() const override { return true; }
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
+    ++recorded;
+    auto graph = std::make_unique<Graph>();
+    graph->work = work;
+    return graph;
+  }
+  void replay(DeviceGraph& graph) override {
+    ++replayed;
+    static_cast<Graph&>(graph).work();
+  }
+
+ private:
+  struct Graph final : DeviceGraph {
+    std::function<void()> work;
+  };
+};
+}  // namespace
+
+TEST_CASE("step: the second micro-batch is recorded, and replayed from then on, unless cuda_graph is off") {
+  for (const std::string graph : {"auto", "on", "off"}) {
+    const Config config = tiny_config({"train.cuda_graph=" + graph});
+    RecordingDevice device;
+    const auto training = open_training_source(config);
+    Trainer trainer(config, device, *training, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    while (!trainer.finished()) goat::test::one_step(trainer);
+    INFO(graph);
+    CHECK(device.recorded == (graph == "off" ? 0 : 1));
+    CHECK(device.replayed == (graph == "off" ? 0 : 7 * 3 - 1));
   }
 }
 

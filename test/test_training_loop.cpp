@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "test/catch.h"
@@ -174,7 +175,7 @@ void breaks_off_and_is_resumed(const Config& config, const Plant& plant, const s
     CHECK_THAT(outcome.error, ContainsSubstring("cannot be used"));
     CHECK_THAT(outcome.error, ContainsSubstring(checkpoint ? checkpoint->folder.string() : "no checkpoint"));
   }
-  CHECK(run(config, folder, {}, ExistingRun::resume).code == 0);
+  CHECK(run(config, folder, {.at_once = plant.at_once}, ExistingRun::resume).code == 0);
   CHECK((final_model(folder) == want));  // in brackets: not printed
 }
 
@@ -199,6 +200,43 @@ TEST_CASE("training loop: a call that fails after the first step ends the run wi
       INFO(interval << ", validation read " << call);
       breaks_off_and_is_resumed(config, {.at_once = at_once, .validation = call}, want);
     }
+  }
+}
+
+TEST_CASE("training loop: a run whose steps run ahead logs, validates and saves what one that waits does") {
+  const Config config = tiny_config({"model.precision=fp32", "eval.interval=3", "checkpoint.interval=2"});
+  const auto left_by = [&](bool at_once) {
+    const Folder temporary;
+    const fs::path folder = temporary.path() / "run";
+    const Outcome outcome = run(config, folder, {.at_once = at_once});
+    CHECK(outcome.code == 0);
+    CHECK(outcome.validation_reads == 2 * 3);
+    std::vector<std::string> left = {bytes_of(folder / "checkpoints/step_00000002/model.safetensors"),
+                                     bytes_of(folder / "checkpoints/step_00000002/optimizer.safetensors"),
+                                     final_model(folder)};
+    std::ifstream metrics(folder / "metrics.jsonl");
+    for (std::string line; std::getline(metrics, line);) {
+      nlohmann::json values = nlohmann::json::parse(line);
+      for (const char* time : {"seconds", "tokens_per_second", "flops_per_second"})
+        REQUIRE(values.erase(time) == 1);
+      left.push_back(values.dump());
+    }
+    CHECK(left.size() == 3 + 4);
+    return left;
+  };
+  CHECK((left_by(false) == left_by(true)));  // in brackets: not printed
+}
+
+TEST_CASE("training loop: a run that diverges ends after the same step whether steps run ahead or not") {
+  const Config config = tiny_config(
+      {"model.precision=fp32", "train.lr=1e38", "train.min_lr=1e38", "train.steps=9", "train.max_skips=3"});
+  for (const bool at_once : {true, false}) {
+    INFO((at_once ? "one step after the other" : "one step ahead"));
+    const Folder temporary;
+    const Outcome outcome = run(config, temporary.path() / "run", {.at_once = at_once});
+    CHECK(outcome.code == 1);
+    CHECK(outcome.state.step == 4);
+    CHECK(outcome.state.consecutive_skips == 3);
   }
 }
 

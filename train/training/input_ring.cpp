@@ -31,7 +31,7 @@ InputRing::~InputRing() {
 }
 
 const StepInputs& InputRing::next() {
-  if (taken_ == range_.steps) throw std::logic_error("InputRing: the run has no more steps");
+  if (taken_ >= range_.steps) throw std::logic_error("InputRing: the run has no more steps");
   if (!reader_.joinable()) reader_ = std::thread([this] { read_ahead(); });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return read_ > taken_; });

@@ -1,0 +1,213 @@
+// InputRing: the steps' inputs in order and unharmed while they are held, failures at their step, and an end
+// at any time.
+#include "train/training/input_ring.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "kernels/open/open_device.h"
+#include "test/catch.h"
+
+using namespace goat;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::int64_t batch = 3, length = 5;
+constexpr std::int64_t ahead = InputRing::slots;
+
+std::int32_t input_at(std::uint64_t sequence, std::size_t t) {
+  return static_cast<std::int32_t>(100 * sequence + t);
+}
+// Sequence i has i % 4 targets that count.
+std::int32_t target_at(std::uint64_t sequence, std::size_t t) {
+  return t < sequence % 4 ? input_at(sequence, t) + 50 : -1;
+}
+
+// Notes the sequences that are read. Reads wait while the gate is closed.
+class FabricatedSource final : public TokenSource {
+ public:
+  std::function<void(std::uint64_t)> failure = [](std::uint64_t) {};  // throws for the sequences that fail
+  bool counts = true;                                                 // whether any target counts
+
+  std::string description() const override { return "fabricated"; }
+  std::uint64_t sequences() const override { return endless; }
+  void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
+    std::unique_lock lock(mutex_);
+    read_.push_back(index);
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+    failure(index);
+    for (std::size_t t = 0; t < inputs.size(); ++t) {
+      inputs[t] = input_at(index, t);
+      targets[t] = counts ? target_at(index, t) : -1;
+    }
+  }
+
+  void set_open(bool open) {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = open;
+    }
+    changed_.notify_all();
+  }
+  // Whether that many reads have begun, within a time that only a reader which has stopped needs.
+  bool await_reads(std::int64_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return std::ssize(read_) >= count; });
+  }
+  std::vector<std::uint64_t> read_so_far() {
+    const std::lock_guard lock(mutex_);
+    return read_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::uint64_t> read_;
+  bool open_ = true;
+};
+
+std::vector<std::uint64_t> numbers(std::uint64_t first, std::int64_t count) {
+  std::vector<std::uint64_t> all;
+  for (std::int64_t i = 0; i < count; ++i) all.push_back(first + static_cast<std::uint64_t>(i));
+  return all;
+}
+
+void check_step(const StepInputs& step, std::int64_t first_sequence) {
+  INFO("step from sequence " << first_sequence);
+  CHECK(step.first_sequence == first_sequence);
+  std::vector<std::int32_t> inputs, targets;
+  std::int64_t counted = 0;
+  for (const std::uint64_t sequence : numbers(static_cast<std::uint64_t>(first_sequence), batch))
+    for (std::size_t t = 0; t < static_cast<std::size_t>(length); ++t) {
+      inputs.push_back(input_at(sequence, t));
+      targets.push_back(target_at(sequence, t));
+      counted += targets.back() >= 0;
+    }
+  CHECK(std::vector(step.inputs.begin(), step.inputs.end()) == inputs);
+  CHECK(std::vector(step.targets.begin(), step.targets.end()) == targets);
+  CHECK(step.counted == counted);
+}
+
+// The steps `first` .. `last` - 1 of a run from sequence `start`, each released at once.
+void check_steps(InputRing& ring, FabricatedSource& source, std::int64_t start, std::int64_t first,
+                 std::int64_t last) {
+  for (std::int64_t step = first; step < last; ++step) {
+    if (step > 0) REQUIRE(source.await_reads((step + 1) * batch));
+    check_step(ring.next(), start + step * batch);
+    ring.release();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("input ring: every step of the run in order, each sequence read once, and no more") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  InputRing ring(*device, source, batch, length, {.first_sequence = 7, .steps = 11});
+  CHECK(source.read_so_far().empty());
+  check_steps(ring, source, 7, 0, 11);
+  CHECK_THROWS_AS(ring.next(), std::logic_error);
+  CHECK(source.read_so_far() == numbers(7, 11 * batch));
+}
+
+TEST_CASE("input ring: steps that are held are not overwritten, and each release lets one more be read") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 9});
+  std::vector<const StepInputs*> held;
+  for (std::int64_t step = 0; step < ahead; ++step) {
+    if (step > 0) REQUIRE(source.await_reads((step + 1) * batch));
+    held.push_back(&ring.next());
+  }
+  for (std::int64_t released = 0; released < 3; ++released) {
+    std::this_thread::sleep_for(30ms);  // for a reader that goes on though it must not
+    CHECK(source.read_so_far() == numbers(0, (ahead + released) * batch));
+    for (std::int64_t step = released; step < ahead; ++step)
+      check_step(*held[static_cast<std::size_t>(step)], step * batch);
+    ring.release();
+    REQUIRE(source.await_reads((ahead + released + 1) * batch));
+  }
+  check_steps(ring, source, 0, ahead, ahead + 3);
+}
+
+TEST_CASE("input ring: what the source throws comes at its step, after all before it, and again") {
+  const auto device = open_device("cpu");
+  for (const std::uint64_t fatal : {0u, 2u, 3u, 13u, 17u}) {
+    INFO("sequence " << fatal);
+    FabricatedSource source;
+    source.failure = [&](std::uint64_t index) {
+      if (index == fatal) throw DataError("planted failure");
+      if (index > fatal) throw std::bad_alloc();
+    };
+    InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 6});
+    check_steps(ring, source, 0, 0, static_cast<std::int64_t>(fatal) / batch);
+    for (int again = 0; again < 3; ++again) CHECK_THROWS_WITH(ring.next(), "planted failure");
+    CHECK_THROWS_AS(ring.next(), DataError);
+    CHECK(source.read_so_far() == numbers(0, static_cast<std::int64_t>(fatal) + 1));
+  }
+}
+
+TEST_CASE("input ring: an exception keeps its type") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  source.failure = [](std::uint64_t) { throw std::bad_alloc(); };
+  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 1});
+  CHECK_THROWS_AS(ring.next(), std::bad_alloc);
+}
+
+TEST_CASE("input ring: a step none of whose targets counts is refused, naming its sequences") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  source.counts = false;
+  InputRing ring(*device, source, batch, length, {.first_sequence = 12, .steps = 4});
+  for (int again = 0; again < 2; ++again)
+    CHECK_THROWS_WITH(ring.next(), ContainsSubstring("training sequences 12 to 14"));
+}
+
+TEST_CASE("input ring: a run without steps left has none") {
+  const auto device = open_device("cpu");
+  for (const std::int64_t steps : {0, -1}) {
+    FabricatedSource source;
+    InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = steps});
+    CHECK_THROWS_AS(ring.next(), std::logic_error);
+    CHECK(source.read_so_far().empty());
+  }
+}
+
+TEST_CASE("input ring: it may end before it starts, and while its reader waits for a slot") {
+  const auto device = open_device("cpu");
+  for (const std::int64_t taken : {0, 1, 2}) {
+    FabricatedSource source;
+    {
+      InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 100});
+      for (std::int64_t step = 0; step < taken; ++step) ring.next();
+      if (taken > 0) REQUIRE(source.await_reads(ahead * batch));
+    }
+    CHECK(std::ssize(source.read_so_far()) == (taken > 0 ? ahead * batch : 0));
+  }
+}
+
+TEST_CASE("input ring: an end while it reads waits for the step that is read, and starts no other") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  auto ring = std::make_optional<InputRing>(*device, source, batch, length, InputRing::Range{0, 100});
+  ring->next();
+  REQUIRE(source.await_reads(ahead * batch));
+  source.set_open(false);
+  ring->release();
+  REQUIRE(source.await_reads(ahead * batch + 1));
+  const auto ended = std::async(std::launch::async, [&] { ring.reset(); });
+  CHECK(ended.wait_for(30ms) == std::future_status::timeout);
+  source.set_open(true);
+  REQUIRE(ended.wait_for(20s) == std::future_status::ready);
+  CHECK(source.read_so_far() == numbers(0, (ahead + 1) * batch));
+}
