@@ -228,16 +228,19 @@ TEST_CASE("training loop: a run whose steps run ahead logs, validates and saves 
 }
 
 TEST_CASE("training loop: a run that diverges ends after the same step whether steps run ahead or not") {
-  const Config config = tiny_config(
-      {"model.precision=fp32", "train.lr=1e38", "train.min_lr=1e38", "train.steps=9", "train.max_skips=3"});
-  for (const bool at_once : {true, false}) {
-    INFO((at_once ? "one step after the other" : "one step ahead"));
+  const Config config = tiny_config({"model.precision=fp32", "train.steps=20", "train.lr=10",
+                                     "train.min_lr=10", "train.spike_z=0.001", "train.spike_window=2",
+                                     "train.max_skips=3"});  // after a first step of 10, most are spikes
+  const auto last_step = [&](bool at_once) {
     const Folder temporary;
     const Outcome outcome = run(config, temporary.path() / "run", {.at_once = at_once});
     CHECK(outcome.code == 1);
-    CHECK(outcome.state.step == 4);
     CHECK(outcome.state.consecutive_skips == 3);
-  }
+    return outcome.state.step;
+  };
+  const std::int64_t step = last_step(true);
+  CHECK(step < 20);
+  CHECK(last_step(false) == step);
 }
 
 TEST_CASE("training loop: whichever call of the device fails, the newest checkpoint is whole and named") {
