@@ -123,10 +123,24 @@ TEST_CASE("step: while one step's result is fetched, the next one stays enqueued
 }
 
 namespace {
-// A cpu that can record, and counts what it records and replays.
+// A cpu that can record, and counts what it records and replays, and the copies for which a host waits.
 class RecordingDevice final : public CpuDevice {
  public:
-  int recorded = 0, replayed = 0;
+  int recorded = 0, replayed = 0, copies = 0;
+  void upload(void* device, const void* host, std::size_t bytes) override {
+    ++copies;
+    CpuDevice::upload(device, host, bytes);
+  }
+  void download(void* host, const void* device, std::size_t bytes) override {
+    ++copies;
+    CpuDevice::download(host, device, bytes);
+  }
+  void enqueue_upload(void* device, const void* host, std::size_t bytes) override {
+    CpuDevice::upload(device, host, bytes);
+  }
+  void enqueue_download(void* host, const void* device, std::size_t bytes) override {
+    CpuDevice::download(host, device, bytes);
+  }
   bool can_capture() const override { return true; }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
     ++recorded;
@@ -154,11 +168,29 @@ TEST_CASE("step: the second micro-batch is recorded, and replayed from then on, 
     Trainer trainer(config, device, *training, nullptr);
     trainer.allocate();
     trainer.initialize();
+    device.copies = 0;
     while (!trainer.finished()) goat::test::one_step(trainer);
     INFO(graph);
+    CHECK(device.copies == 0);
     CHECK(device.recorded == (graph == "off" ? 0 : 1));
     CHECK(device.replayed == (graph == "off" ? 0 : 7 * 3 - 1));
   }
+}
+
+TEST_CASE(
+    "step: a trainer that goes while its step is enqueued waits until its memory is not used any more") {
+  goat::test::RestoredOptions options;
+  options->streams = Streams::late;
+  const Config config = tiny_config();
+  const auto device = open_device("simt");
+  const auto training = open_training_source(config);
+  {
+    Trainer trainer(config, *device, *training, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    trainer.step();
+  }
+  CHECK_NOTHROW(device->synchronize());
 }
 
 TEST_CASE("step: the memory that is planned is what a GPU run allocates, workspaces included") {

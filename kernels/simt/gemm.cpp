@@ -70,7 +70,7 @@ void add_product(std::vector<float>& sums, const Product& product) {
 void finish(std::vector<float>& sums, const Product& product) {
   if (product.finish == Finish::gelu) {
     store(product.aux, sums);
-    std::transform(sums.begin(), sums.end(), sums.begin(), gelu);
+    std::transform(sums.begin(), sums.end(), sums.begin(), [](float x) { return gelu(x); });
   } else if (product.finish == Finish::gelu_gradient) {
     const std::vector<float> aux = widened(product.aux);
     std::transform(sums.begin(), sums.end(), aux.begin(), sums.begin(),
