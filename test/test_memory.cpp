@@ -53,7 +53,7 @@ class CountingDevice final : public CpuDevice {
 Config batch_of_twelve(std::int64_t micro_batch, const std::string& recompute = "none") {
   return load_config(
       "copy_mixture",
-      {"model.layers=3", "model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
+      {"model.layers=6", "model.width=16", "model.vocab=13", "prior.pos_rank=1", "prior.abs_rank=2",
        "data.seq_len=64", "train.batch=12", "train.steps=4", "train.warmup=1", "model.recompute=" + recompute,
        "train.micro_batch=" + std::to_string(micro_batch)});
 }
@@ -91,12 +91,23 @@ TEST_CASE(
     CHECK(advice(bytes_with(divisors[i + 1]) - 1) == want);
   }
   REQUIRE(bytes_with(1, "gelu") < bytes_with(1));
+  REQUIRE(bytes_with(1, "block") < bytes_with(1, "gelu"));
   CHECK(advice(bytes_with(1) - 1) == "This fits: --set train.micro_batch=1 --set model.recompute=gelu");
-  CHECK_THAT(advice(std::min(bytes_with(1, "gelu"), bytes_with(1, "block")) - 1),
-             ContainsSubstring("No micro-batch fits"));
+  CHECK(advice(bytes_with(1, "gelu") - 1) ==
+        "This fits: --set train.micro_batch=2 --set model.recompute=block");
+  CHECK_THAT(advice(bytes_with(1, "block") - 1), ContainsSubstring("No micro-batch fits"));
   // Who asks for 12 may have all memory; what is advised leaves some to others.
   CHECK(refusal(bytes_with(12)) == "");
   CHECK_THAT(refusal(bytes_with(12) - 1), ContainsSubstring("--set train.micro_batch=6."));
+}
+
+TEST_CASE("memory: the setting advised names the epilogue that it needs") {
+  Config config = batch_of_twelve(12);
+  config.model.epilogue = "library";
+  const auto advice = [&](std::size_t bytes) { return setting_that_fits(config, CpuDevice(), bytes); };
+  CHECK_THAT(advice(bytes_with(1, "gelu")),
+             ContainsSubstring("--set model.recompute=gelu --set model.epilogue=own"));
+  CHECK(!ContainsSubstring("epilogue").match(advice(bytes_with(1, "block"))));
 }
 
 TEST_CASE("memory: micro_batch = 0 takes the largest that fits, a resumed run its own while that fits") {

@@ -185,7 +185,68 @@ TEST_CASE("bf16: Adam's m and v equal a float64 replay to 1e-5, with beta2 = 0.9
   }
 }
 
-// Measured on the simulated GPU: see the message of the failing check, or `-s`.
+TEST_CASE("bf16: a run that is interrupted ends as one that is not, whatever the rounding") {
+  for (const std::string& name : goat::test::device_names(DType::bf16)) {
+    const auto device = open_device(name);
+    for (const char* rounding : {"nearest", "stochastic"}) {
+      for (const std::int64_t before : {0, 3}) {
+        INFO("device " << name << ", rounding " << rounding << ", interrupted after step " << before);
+        const Config config = one_layer({std::string("train.rounding=") + rounding});
+        const auto source = open_training_source(config);
+        Trainer whole(config, *device, *source, nullptr);
+        whole.allocate();
+        whole.initialize();
+        losses_of(whole, before);
+        const goat::test::TemporaryFolder folder;
+        const fs::path checkpoint =
+            save_checkpoint(folder.path(), config, whole.state(), {}, *device, whole.parameters());
+        const std::vector<float> want = losses_of(whole, 3);
+
+        Trainer resumed(config, *device, *source, nullptr, verify_checkpoint(checkpoint).state);
+        resumed.allocate();
+        resumed.restore(checkpoint);
+        CHECK(losses_of(resumed, 3) == want);
+        CHECK(weights_of(resumed, *device) == weights_of(whole, *device));
+      }
+    }
+  }
+}
+
+TEST_CASE("bf16: a checkpoint of any device and precision resumes on any other, from the same fp32 weights") {
+  std::vector<std::pair<std::string, std::string>> variants = {{"cpu", "fp32"}};
+  for (const std::string& name : goat::test::device_names(DType::bf16))
+    for (const char* precision : {"fp32", "bf16"}) variants.emplace_back(name, precision);
+  for (const auto& [from, precision] : variants) {
+    const Config config = one_layer({"model.precision=" + precision});
+    const auto device = open_device(from);
+    const auto source = open_training_source(config);
+    Trainer trainer(config, *device, *source, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    losses_of(trainer, 2);
+    const goat::test::TemporaryFolder folder;
+    const fs::path checkpoint =
+        save_checkpoint(folder.path(), config, trainer.state(), {}, *device, trainer.parameters());
+    const float want = losses_of(trainer, 1)[0];
+    for (const auto& [to, other_precision] : variants) {
+      INFO("from " << precision << " on " << from << " to " << other_precision << " on " << to);
+      const auto other = open_device(to);
+      Trainer resumed(one_layer({"model.precision=" + other_precision}), *other, *source, nullptr,
+                      verify_checkpoint(checkpoint).state);
+      resumed.allocate();
+      resumed.restore(checkpoint);
+      const goat::test::TemporaryFolder again;
+      const fs::path copy =
+          save_checkpoint(again.path(), config, resumed.state(), {}, *other, resumed.parameters());
+      const auto files = [](const fs::path& path) { return verify_checkpoint(path).files; };
+      for (std::size_t i = 0; i < files(copy).size(); ++i)
+        CHECK(files(copy)[i].checksum == files(checkpoint)[i].checksum);
+      CHECK(losses_of(resumed, 1)[0] == Approx(want).margin(0.01));
+    }
+  }
+}
+
+// Last, because it takes longest. Measured on the simulated GPU: see the message of the failing check, or `-s`.
 TEST_CASE("bf16: 200 steps stay within 0.02 nats of fp32 on average, and evaluate alike from T to 16 T") {
   const Config config = one_layer();
   const auto cpu = open_device("cpu");
@@ -226,65 +287,6 @@ TEST_CASE("bf16: 200 steps stay within 0.02 nats of fp32 on average, and evaluat
       const double in_bf16 = nll(model, *device), in_fp32 = nll(reference, *cpu);
       INFO("length " << length << ": " << in_bf16 << " in bf16, " << in_fp32 << " in fp32");
       CHECK(std::abs(std::exp(in_bf16 - in_fp32) - 1) < 1e-3);
-    }
-  }
-}
-
-TEST_CASE("bf16: a run that is interrupted ends as one that is not, whatever the rounding") {
-  for (const std::string& name : goat::test::device_names(DType::bf16)) {
-    const auto device = open_device(name);
-    for (const char* rounding : {"nearest", "stochastic"}) {
-      INFO("device " << name << ", rounding " << rounding);
-      const Config config = one_layer({std::string("train.rounding=") + rounding});
-      const auto source = open_training_source(config);
-      Trainer whole(config, *device, *source, nullptr);
-      whole.allocate();
-      whole.initialize();
-      losses_of(whole, 3);
-      const goat::test::TemporaryFolder folder;
-      const fs::path checkpoint =
-          save_checkpoint(folder.path(), config, whole.state(), {}, *device, whole.parameters());
-      const std::vector<float> want = losses_of(whole, 3);
-
-      Trainer resumed(config, *device, *source, nullptr, verify_checkpoint(checkpoint).state);
-      resumed.allocate();
-      resumed.restore(checkpoint);
-      CHECK(losses_of(resumed, 3) == want);
-      CHECK(weights_of(resumed, *device) == weights_of(whole, *device));
-    }
-  }
-}
-
-TEST_CASE("bf16: a checkpoint of any device and precision resumes on any other, from the same fp32 weights") {
-  std::vector<std::pair<std::string, std::string>> variants = {{"cpu", "fp32"}};
-  for (const std::string& name : goat::test::device_names(DType::bf16))
-    for (const char* precision : {"fp32", "bf16"}) variants.emplace_back(name, precision);
-  for (const auto& [from, precision] : variants) {
-    const Config config = one_layer({"model.precision=" + precision});
-    const auto device = open_device(from);
-    const auto source = open_training_source(config);
-    Trainer trainer(config, *device, *source, nullptr);
-    trainer.allocate();
-    trainer.initialize();
-    losses_of(trainer, 2);
-    const goat::test::TemporaryFolder folder;
-    const fs::path checkpoint =
-        save_checkpoint(folder.path(), config, trainer.state(), {}, *device, trainer.parameters());
-    const float want = losses_of(trainer, 1)[0];
-    for (const auto& [to, other_precision] : variants) {
-      INFO("from " << precision << " on " << from << " to " << other_precision << " on " << to);
-      const auto other = open_device(to);
-      Trainer resumed(one_layer({"model.precision=" + other_precision}), *other, *source, nullptr,
-                      verify_checkpoint(checkpoint).state);
-      resumed.allocate();
-      resumed.restore(checkpoint);
-      const goat::test::TemporaryFolder again;
-      const fs::path copy =
-          save_checkpoint(again.path(), config, resumed.state(), {}, *other, resumed.parameters());
-      const auto files = [](const fs::path& path) { return verify_checkpoint(path).files; };
-      for (std::size_t i = 0; i < files(copy).size(); ++i)
-        CHECK(files(copy)[i].checksum == files(checkpoint)[i].checksum);
-      CHECK(losses_of(resumed, 1)[0] == Approx(want).margin(0.01));
     }
   }
 }
