@@ -6,7 +6,9 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/bf16_bits.h"
 #include "kernels/open/open_device.h"
+#include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
 #include "train/model/model_parameters.h"
@@ -179,4 +181,34 @@ TEST_CASE("parameters: a bf16 model has f32 masters, gradients and moments, and 
       CHECK(std::vector<double>(read.begin(), read.end()) == (exact || training ? written : rounded));
     }
   }
+}
+
+TEST_CASE(
+    "parameters: masters are rounded as AdamW rounds them at that update; before the first, not again") {
+  const auto device = open_device("cpu");
+  ParameterSet parameters(DType::bf16);
+  MemoryPlan memory;
+  parameters.declare("matrix", {300, 5}, ParameterRole::matrix, {.std = 1});
+  parameters.declare("bias", {131}, ParameterRole::bias, {.std = 1});
+  parameters.plan(memory, true);
+  memory.allocate(*device);
+  parameters.bind();
+  constexpr std::uint64_t seed = 11;
+  for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic})
+    for (const std::int64_t update : {0, 1, 7}) {
+      INFO((rounding == Rounding::nearest ? "nearest" : "stochastic") << ", update " << update);
+      parameters.initialize(*device, 5);
+      parameters.round_masters(*device, rounding, seed, update);
+      for (const auto& group : parameters.groups()) {
+        const std::vector<double> masters = goat::test::values_of(*device, group.master);
+        std::vector<double> want = goat::test::rounded_to(DType::bf16, masters);
+        for (std::size_t i = 0; i < want.size(); ++i) {
+          if (rounding == Rounding::nearest || update == 0) break;
+          const auto place = group.first_element + static_cast<std::int64_t>(i);
+          const auto bits = rounding_bits(seed, place / 4, update)[static_cast<std::size_t>(place % 4)];
+          want[i] = bf16_value(bf16_bits(static_cast<float>(masters[i]), bits));
+        }
+        CHECK(goat::test::values_of(*device, group.value) == want);
+      }
+    }
 }
