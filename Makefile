@@ -57,9 +57,9 @@ mutate: setup  ## plant small faults in kernels, train/, data/ and scripts/ and 
 	$(PYTHON) dev/mutate.py --record dev/results/mutations.md
 
 cuda: ALL_ARCHITECTURES = $(or $(ARCHITECTURES),80;86;89;90a;120)
-cuda: setup  ## compile every kernel with nvcc, for ARCHITECTURES="80;86;89;90a;120", and check what came out
-	cmake -S . -B build-cuda -DGOAT_CUDA=ON -DGOAT_SIMT=OFF -DGOAT_TESTS=OFF -DGOAT_WERROR=ON "-DGOAT_CUDA_ARCHITECTURES=$(ALL_ARCHITECTURES)"
-	cmake --build build-cuda --parallel $(JOBS) --target goat_cuda
+cuda: setup  ## compile every kernel with nvcc, for ARCHITECTURES="80;86;89;90a;120", link the program to build-cuda, and check what came out
+	cmake -S . -B build-cuda -DGOAT_CUDA=ON -DGOAT_SIMT=OFF -DGOAT_TESTS=OFF -DGOAT_WERROR=ON "-DGOAT_CUDA_ARCHITECTURES=$(ALL_ARCHITECTURES)" "-DGOAT_BINARY_DIR=$(CURDIR)/build-cuda"
+	cmake --build build-cuda --parallel $(JOBS) --target goat_cuda train_gpt_goat
 	GOAT_BUILD=build-cuda $(PYTHON) -m pytest -q test/test_cuda_build.py test/test_cuda_sass.py
 
 fuzz:  ## fuzz the readers of untrusted files, SECONDS=60 each

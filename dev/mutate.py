@@ -5,11 +5,12 @@
                                    [--record dev/results/mutations.md]
 
 dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml
-those of train/, data/, scripts/ and kernels/cpu, for tests on the cpu or where `device` says. The sources stay as they are. A C++ file is compiled on its
-own, with the command of an existing build, and linked in front of that build's objects; a Python file is
-changed in a copy of the tree. Then the tests of the named files run. Fails if fewer than 95 % of a list are
-noticed, if one that is not says nothing in `explained`, if the text of one no longer stands exactly once in
-its file, if one does not compile, or if a test fails without a fault.
+those of train/, data/, scripts/ and kernels/cpu, for tests on the cpu or where `device` says. The sources
+stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked in
+front of that build's objects; a Python file is changed in a copy of the tree. Then the tests of the named
+files run. Fails if fewer than 95 % of a list are noticed, if one that is not says nothing in `explained`,
+if the text of one no longer stands exactly once in its file, if one does not compile, or if a test fails
+without a fault.
 """
 
 import argparse
