@@ -19,14 +19,19 @@ using goat::test::one_step;
 
 namespace {
 
-// A CPU with little memory.
+// A CPU with little memory, under any name.
 class SmallDevice final : public CpuDevice {
  public:
-  explicit SmallDevice(std::size_t bytes) : bytes_(bytes) {}
+  explicit SmallDevice(std::size_t bytes, const std::string& name = "cpu")
+      : bytes_(bytes), info_(CpuDevice::info()) {
+    info_.name = name;
+  }
+  const DeviceInfo& info() const override { return info_; }
   std::size_t available_memory() const override { return bytes_; }
 
  private:
   std::size_t bytes_;
+  DeviceInfo info_;
 };
 
 // A CPU that counts the operations which take temporary memory: from a workspace that the caller gave, and
@@ -132,7 +137,7 @@ TEST_CASE("memory: micro_batch = 0 takes the largest that fits, a resumed run it
 
 TEST_CASE("memory: what a GPU's run leaves to others is a 32nd, what a cpu's run leaves a quarter") {
   CHECK(usable_memory(SmallDevice(400)) == 300);
-  CHECK(usable_of(3200) == 3100);
+  CHECK(usable_memory(SmallDevice(3200, "cuda")) == 3100);
 }
 
 TEST_CASE("memory: an allocation that fails is told with the plan, and with advice that counts all memory") {
