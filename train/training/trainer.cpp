@@ -57,7 +57,10 @@ void Trainer::require_memory() const {
 void Trainer::allocate() {
   plan_.memory.allocate(device_, [this] { return memory_advice(); });
   plan_.parameters.bind();
-  for (StepEvents& events : events_) events = {device_.make_event(), device_.make_event()};
+  for (StepEvents& events : events_) {
+    events.begin = device_.make_event();
+    events.end = device_.make_event();
+  }
   try {
     exchange_.emplace(device_, 2 * sizeof(Exchange));
     inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
