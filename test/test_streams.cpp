@@ -112,7 +112,8 @@ TEST_CASE("enqueued copies: two slots of host memory, each reused when its event
     } slots[] = {Slot(device), Slot(device)};
     const auto check = [&](Slot& slot) {
       device.wait(*slot.complete);
-      CHECK(std::memcmp(slot.out.data(), slot.expected.data(), slot.expected.size() * 4) == 0);
+      const auto* got = static_cast<const std::int32_t*>(slot.out.data());
+      CHECK(std::equal(slot.expected.begin(), slot.expected.end(), got));
     };
     for (int step = 0; step < 6; ++step) {
       Slot& slot = slots[step % 2];
