@@ -189,9 +189,9 @@ TEST_CASE("recorded work: what needs the host is refused, and the device can be 
         {"capture", [&] { device.capture([] {}); }},
         {"replay", [&] { device.replay(*graph); }},
         {"recorded work needs a workspace of", [&] { layer.enqueue(device); }}};  // without a given workspace
-    for (const auto& [name, call] : calls) {
-      INFO(name);
-      CHECK_THAT(complaint_of([&] { device.capture(call); }), ContainsSubstring(name));
+    for (const auto& call : calls) {
+      INFO(call.first);
+      CHECK_THAT(complaint_of([&] { device.capture(call.second); }), ContainsSubstring(call.first));
       device.run(Fill{out, 3});
       CHECK(out.values() == std::vector<double>(100, 3.0));
     }

@@ -19,7 +19,7 @@ Config with_recompute(Config config, const std::string& recompute) {
   return config;
 }
 
-std::int64_t largest_micro_batch(Config config, const Device& device, std::size_t bytes) {
+std::int64_t largest_micro_batch(const Config& config, const Device& device, std::size_t bytes) {
   for (std::int64_t size = config.train.batch; size >= 1; --size)
     if (config.train.batch % size == 0 && fits(config, device, size, bytes)) return size;
   return 0;

@@ -17,7 +17,7 @@ Config with_recompute(Config config, const std::string& recompute);
 
 // The largest divisor of train.batch with which a training run needs at most `bytes`; 0 if one sequence needs
 // more.
-std::int64_t largest_micro_batch(Config config, const Device& device, std::size_t bytes);
+std::int64_t largest_micro_batch(const Config& config, const Device& device, std::size_t bytes);
 
 // What a run takes by itself of so much memory. The rest is left to the CUDA context, recorded graphs and
 // libraries.
