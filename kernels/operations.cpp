@@ -104,21 +104,37 @@ void check(const RmsNormBackward& op) {
   check_norm_backward(s, op);
 }
 
-void check(const LinearForward& op) {
-  Signature s("linear_forward");
+namespace {
+void check_linear_extents(const Signature& s) {
+  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+}
+
+// Of LinearForward and LinearGeluForward.
+void check_linear_forward(Signature& s, const auto& op) {
   s.contiguous("x", op.x, activation, {"N", "I"});
   s.contiguous("weight", op.weight, weight, {"O", "I"});
   if (op.bias) s.contiguous("bias", op.bias, weight, {"O"});
   s.contiguous("out", op.out, activation, {"N", "O"});
-  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+  check_linear_extents(s);
+}
+
+// Of LinearBackwardInput and LinearGeluBackwardInput.
+void check_linear_backward_input(Signature& s, const auto& op) {
+  s.contiguous("dout", op.dout, activation, {"N", "O"});
+  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  check_linear_extents(s);
+}
+}  // namespace
+
+void check(const LinearForward& op) {
+  Signature s("linear_forward");
+  check_linear_forward(s, op);
 }
 
 void check(const LinearBackwardInput& op) {
   Signature s("linear_backward_input");
-  s.contiguous("dout", op.dout, activation, {"N", "O"});
-  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  check_linear_backward_input(s, op);
   s.contiguous("dx", op.dx, activation, {"N", "I"});
-  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const LinearBackwardWeight& op) {
@@ -127,7 +143,7 @@ void check(const LinearBackwardWeight& op) {
   s.contiguous("x", op.x, activation, {"N", "I"});
   s.contiguous("dweight", op.dweight, f32, {"O", "I"});
   if (op.dbias) s.contiguous("dbias", op.dbias, f32, {"O"});
-  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
+  check_linear_extents(s);
 }
 
 void check(const GeluForward& op) {
@@ -145,21 +161,15 @@ void check(const GeluBackward& op) {
 
 void check(const LinearGeluForward& op) {
   Signature s("linear_gelu_forward");
-  s.contiguous("x", op.x, activation, {"N", "I"});
-  s.contiguous("weight", op.weight, weight, {"O", "I"});
-  if (op.bias) s.contiguous("bias", op.bias, weight, {"O"});
+  check_linear_forward(s, op);
   s.contiguous("projected", op.projected, activation, {"N", "O"});
-  s.contiguous("out", op.out, activation, {"N", "O"});
-  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const LinearGeluBackwardInput& op) {
   Signature s("linear_gelu_backward_input");
-  s.contiguous("dout", op.dout, activation, {"N", "O"});
-  s.contiguous("weight", op.weight, weight, {"O", "I"});
+  check_linear_backward_input(s, op);
   s.contiguous("projected", op.projected, activation, {"N", "I"});
   s.contiguous("dprojected", op.dprojected, activation, {"N", "I"});
-  s.require(s["I"] >= 1 && s["O"] >= 1, "I >= 1 and O >= 1", {"I", "O"});
 }
 
 void check(const SwigluForward& op) {

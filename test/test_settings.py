@@ -66,7 +66,7 @@ OTHER = {
     "data.copy_mixture.p_prev": (0.75, {}),
     "train.steps": (10, {}),
     "train.tokens": (1000, {}),
-    "train.batch": (6, {"train.micro_batch": 2}),
+    "train.batch": (6, {}),
     "train.micro_batch": (1, {}),
     "train.lr": (0.5, {}),
     "train.min_lr": (0.009, {}),
@@ -253,7 +253,6 @@ def test_a_changed_batch_goes_on_where_the_data_were_left(binary, tmp_path):
         "train.min_lr": 1e-12,
         "train.warmup": 0,
         "train.weight_decay": 0,
-        "train.micro_batch": 2,
         "eval.tokens": 0,
     }
     whole, split = tmp_path / "whole", tmp_path / "split"

@@ -30,6 +30,20 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
+// A trainer with initial weights on the simulated GPU.
+struct Simulated {
+  explicit Simulated(const Config& config)
+      : device(open_device("simt")),
+        training(open_training_source(config)),
+        trainer(config, *device, *training, nullptr) {
+    trainer.allocate();
+    trainer.initialize();
+  }
+  std::unique_ptr<Device> device;
+  std::unique_ptr<TokenSource> training;
+  Trainer trainer;
+};
+
 void add(Outcome& outcome, const std::optional<StepResult>& result) {
   if (!result) return;
   const StepState& scalars = result->scalars;
@@ -38,11 +52,8 @@ void add(Outcome& outcome, const std::optional<StepResult>& result) {
 }
 
 Outcome train(const Config& config, bool wait_for_each_step = false) {
-  const auto device = open_device("simt");
-  const auto training = open_training_source(config);
-  Trainer trainer(config, *device, *training, nullptr);
-  trainer.allocate();
-  trainer.initialize();
+  Simulated run(config);
+  Trainer& trainer = run.trainer;
   Outcome outcome;
   while (!trainer.finished()) {
     add(outcome, trainer.step());
@@ -50,7 +61,7 @@ Outcome train(const Config& config, bool wait_for_each_step = false) {
   }
   add(outcome, trainer.finish_step());
   for (const StoredTensor& tensor : trainer.parameters().stored())
-    outcome.weights.push_back(trainer.parameters().read(*device, tensor));
+    outcome.weights.push_back(trainer.parameters().read(*run.device, tensor));
   return outcome;
 }
 
@@ -81,11 +92,8 @@ TEST_CASE("step: the same bits whenever the device runs its queue, recorded or n
 TEST_CASE("step: the host waits once a step, for the scalars of the step before") {
   for (const char* graph : {"train.cuda_graph=off", "train.cuda_graph=on"}) {
     const Config config = tiny_config({graph});
-    const auto device = open_device("simt");
-    const auto training = open_training_source(config);
-    Trainer trainer(config, *device, *training, nullptr);
-    trainer.allocate();
-    trainer.initialize();
+    Simulated run(config);
+    Trainer& trainer = run.trainer;
     std::vector<std::uint64_t> waits;
     while (!trainer.finished()) {
       const std::uint64_t before = on_simt::counters().host_waits;
@@ -101,12 +109,9 @@ TEST_CASE("step: while one step's result is fetched, the next one stays enqueued
   goat::test::RestoredOptions options;
   options->streams = Streams::late;
   const Config config = tiny_config();
-  const auto device = open_device("simt");
-  const auto training = open_training_source(config);
-  Trainer trainer(config, *device, *training, nullptr);
-  trainer.allocate();
-  trainer.initialize();
-  device->synchronize();
+  Simulated run(config);
+  Trainer& trainer = run.trainer;
+  run.device->synchronize();
   std::vector<std::uint64_t> blocks;  // run by each call
   const auto count = [&](const auto& call) {
     const std::uint64_t before = on_simt::counters().blocks;
@@ -127,6 +132,7 @@ namespace {
 class RecordingDevice final : public CpuDevice {
  public:
   int recorded = 0, replayed = 0, copies = 0;
+  bool has_memory = true;  // for what it records
   void upload(void* device, const void* host, std::size_t bytes) override {
     ++copies;
     CpuDevice::upload(device, host, bytes);
@@ -143,6 +149,7 @@ class RecordingDevice final : public CpuDevice {
   }
   bool can_capture() const override { return true; }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
+    if (!has_memory) throw std::bad_alloc();
     ++recorded;
     auto graph = std::make_unique<Graph>();
     graph->work = work;
@@ -174,6 +181,25 @@ TEST_CASE("step: the second micro-batch is recorded, and replayed from then on, 
     CHECK(device.copies == 0);
     CHECK(device.recorded == (graph == "off" ? 0 : 1));
     CHECK(device.replayed == (graph == "off" ? 0 : 7 * 3 - 1));
+  }
+}
+
+TEST_CASE("step: without memory for a record, auto goes on without one, and on says what to do") {
+  for (const std::string graph : {"auto", "on"}) {
+    const Config config = tiny_config({"train.cuda_graph=" + graph});
+    RecordingDevice device;
+    device.has_memory = false;
+    const auto training = open_training_source(config);
+    Trainer trainer(config, device, *training, nullptr);
+    trainer.allocate();
+    trainer.initialize();
+    if (graph == "on") {
+      CHECK_THROWS_WITH(trainer.step(), ContainsSubstring("none left to record a micro-batch"));
+      continue;
+    }
+    while (!trainer.finished()) goat::test::one_step(trainer);
+    CHECK(trainer.state().updates == 7);
+    CHECK(device.replayed == 0);
   }
 }
 

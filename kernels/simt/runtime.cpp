@@ -16,8 +16,7 @@
 namespace goat::on_simt::runtime {
 
 namespace {
-// Throws for memory that a GPU's copy engine would refuse, or that is not allocated. Copies are checked when
-// they are enqueued, and again when they run.
+// Throws for memory that a GPU's copy engine would refuse, or that is not allocated.
 void require_device_memory(const void* memory, std::size_t bytes, const char* what) {
   if (bytes > 0 && !DeviceMemory::instance().contains(memory, bytes))
     throw std::runtime_error(formatted(
@@ -34,6 +33,16 @@ void require_page_locked(const void* memory, std::size_t bytes, const char* what
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);  // an empty tensor may have no memory
+}
+
+// Enqueues a copy whose memory `check` checks, now and again when the copy runs.
+template <class Check, class Copy>
+void enqueue_checked(Stream stream, Check check, Copy copy) {
+  check();
+  enqueue_work(stream, [check, copy] {
+    check();
+    copy();
+  });
 }
 
 void count_host_wait() {
@@ -71,11 +80,11 @@ void release_host(void* memory) noexcept {
 }
 
 void set_zero(void* memory, std::size_t bytes, Stream stream) {
-  require_device_memory(memory, bytes, "set_zero");
-  enqueue_work(stream, [=] {
-    require_device_memory(memory, bytes, "set_zero");
-    if (bytes > 0) std::memset(memory, 0, bytes);
-  });
+  enqueue_checked(
+      stream, [=] { require_device_memory(memory, bytes, "set_zero"); },
+      [=] {
+        if (bytes > 0) std::memset(memory, 0, bytes);
+      });
 }
 
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
@@ -89,11 +98,9 @@ void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
 }
 
 void download(void* host, const void* device, std::size_t bytes, Stream stream) {
-  require_device_memory(device, bytes, "download");
-  enqueue_work(stream, [=] {
-    require_device_memory(device, bytes, "download");
-    copy_bytes(host, device, bytes);
-  });
+  enqueue_checked(
+      stream, [=] { require_device_memory(device, bytes, "download"); },
+      [=] { copy_bytes(host, device, bytes); });
   synchronize(stream);
 }
 
@@ -102,11 +109,7 @@ void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream st
     require_device_memory(device, bytes, "enqueue_upload");
     require_page_locked(host, bytes, "enqueue_upload");
   };
-  check();
-  enqueue_work(stream, [=] {
-    check();
-    copy_bytes(device, host, bytes);
-  });
+  enqueue_checked(stream, check, [=] { copy_bytes(device, host, bytes); });
 }
 
 // Until the copy runs, the host memory is poisoned, so that a host that reads it too early does not find what
@@ -130,11 +133,7 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
     require_device_memory(to, bytes, "copy");
     require_device_memory(from, bytes, "copy");
   };
-  check();
-  enqueue_work(stream, [=] {
-    check();
-    copy_bytes(to, from, bytes);
-  });
+  enqueue_checked(stream, check, [=] { copy_bytes(to, from, bytes); });
 }
 
 Event create_event() { return new EventState; }

@@ -81,25 +81,27 @@ void TimedDevice::set_zero(void* memory, std::size_t bytes) {
   time(TimedCall::Kind::operation, "set_zero", {0, static_cast<double>(bytes)},
        [&] { inner_.set_zero(memory, bytes); });
 }
+// A copy reads and writes each byte.
+void TimedDevice::time_copy(TimedCall::Kind kind, std::string name, std::size_t bytes,
+                            const std::function<void()>& call) {
+  time(kind, std::move(name), {0, 2.0 * static_cast<double>(bytes)}, call);
+}
 void TimedDevice::copy(void* to, const void* from, std::size_t bytes) {
-  time(TimedCall::Kind::operation, "copy", {0, 2.0 * static_cast<double>(bytes)},
-       [&] { inner_.copy(to, from, bytes); });
+  time_copy(TimedCall::Kind::operation, "copy", bytes, [&] { inner_.copy(to, from, bytes); });
 }
 void TimedDevice::upload(void* device, const void* host, std::size_t bytes) {
-  time(TimedCall::Kind::host_copy, "upload", {0, 2.0 * static_cast<double>(bytes)},
-       [&] { inner_.upload(device, host, bytes); });
+  time_copy(TimedCall::Kind::host_copy, "upload", bytes, [&] { inner_.upload(device, host, bytes); });
 }
 void TimedDevice::download(void* host, const void* device, std::size_t bytes) {
-  time(TimedCall::Kind::host_copy, "download", {0, 2.0 * static_cast<double>(bytes)},
-       [&] { inner_.download(host, device, bytes); });
+  time_copy(TimedCall::Kind::host_copy, "download", bytes, [&] { inner_.download(host, device, bytes); });
 }
 void TimedDevice::enqueue_upload(void* device, const void* host, std::size_t bytes) {
-  time(TimedCall::Kind::host_copy, "enqueue_upload", {0, 2.0 * static_cast<double>(bytes)},
-       [&] { inner_.enqueue_upload(device, host, bytes); });
+  time_copy(TimedCall::Kind::host_copy, "enqueue_upload", bytes,
+            [&] { inner_.enqueue_upload(device, host, bytes); });
 }
 void TimedDevice::enqueue_download(void* host, const void* device, std::size_t bytes) {
-  time(TimedCall::Kind::host_copy, "enqueue_download", {0, 2.0 * static_cast<double>(bytes)},
-       [&] { inner_.enqueue_download(host, device, bytes); });
+  time_copy(TimedCall::Kind::host_copy, "enqueue_download", bytes,
+            [&] { inner_.enqueue_download(host, device, bytes); });
 }
 void TimedDevice::synchronize() {
   time(TimedCall::Kind::host, "synchronize", {}, [&] { inner_.synchronize(); });

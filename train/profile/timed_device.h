@@ -84,6 +84,8 @@ class TimedDevice final : public Device {
     std::size_t event = 0;
   };
   void time(TimedCall::Kind kind, std::string name, const Work& work, const std::function<void()>& call);
+  void time_copy(TimedCall::Kind kind, std::string name, std::size_t bytes,
+                 const std::function<void()>& call);
   DeviceEvent& event(std::size_t index);
 
   // The operation's name; of a matrix product with the layer's. A weight gradient has the name of its weight.

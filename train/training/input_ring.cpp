@@ -73,16 +73,16 @@ void InputRing::read_ahead() {
 
 void InputRing::fill(Slot& slot, std::int64_t step) {
   StepInputs& inputs = slot.step;
-  inputs.first_sequence = range_.first_sequence + step * batch_;
+  const std::int64_t first = range_.first_sequence + step * batch_;
   for (std::int64_t b = 0; b < batch_; ++b) {
     const std::size_t offset = static_cast<std::size_t>(b) * length_;
-    source_.read(static_cast<std::uint64_t>(inputs.first_sequence + b),
-                 inputs.inputs.subspan(offset, length_), inputs.targets.subspan(offset, length_));
+    source_.read(static_cast<std::uint64_t>(first + b), inputs.inputs.subspan(offset, length_),
+                 inputs.targets.subspan(offset, length_));
   }
   inputs.counted = std::ranges::count_if(inputs.targets, [](std::int32_t target) { return target >= 0; });
   if (inputs.counted == 0)
-    throw DataError("training sequences " + std::to_string(inputs.first_sequence) + " to " +
-                    std::to_string(inputs.first_sequence + batch_ - 1) +
+    throw DataError("training sequences " + std::to_string(first) + " to " +
+                    std::to_string(first + batch_ - 1) +
                     " have no target that counts in the loss; look at the data of this step, or raise "
                     "train.batch");
 }

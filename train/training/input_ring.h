@@ -17,7 +17,6 @@ namespace goat {
 
 // The sequences of one step.
 struct StepInputs {
-  std::int64_t first_sequence = 0;              // index in the training source
   std::int64_t counted = 0;                     // number of targets that count in the loss
   std::span<std::int32_t> inputs{}, targets{};  // [batch, T], memory of Device::allocate_host
 };

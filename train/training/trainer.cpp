@@ -105,7 +105,7 @@ std::optional<StepResult> Trainer::step() {
   device_.record(*events_of(step).end);
   const bool ran_ahead = running_.has_value();
   std::optional<StepResult> before = finish_step();
-  running_ = {inputs.first_sequence, config().train.batch, std::ssize(inputs.inputs), ran_ahead};
+  running_ = {.ran_ahead = ran_ahead};
   consistent_ = true;
   set_spike_limits();
   return before;
@@ -135,17 +135,22 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
   plan_.measure_gradients(device_);
 }
 
-// The first pass is not recorded, because in it a GPU loads its kernels and chooses algorithms. Where there
-// is no memory for the record, the passes go on without one.
-void Trainer::enqueue_micro_batch() {
-  if (graph_ && first_pass_done_ && !micro_batch_) {
-    try {
-      micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
-    } catch (const std::bad_alloc&) {
-      if (config().train.cuda_graph == "on") throw;
-      graph_ = false;
-    }
+// Where there is no memory for the record, the passes go on without one.
+void Trainer::record_micro_batch() {
+  try {
+    micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
+  } catch (const std::bad_alloc&) {
+    if (config().train.cuda_graph == "on")
+      throw std::runtime_error("out of memory on device " + device_.info().name +
+                               ": train.cuda_graph = \"on\", but there is none left to record a micro-batch; "
+                               "set it to auto or off, or lower train.micro_batch");
+    graph_ = false;
   }
+}
+
+// The first pass is not recorded, because in it a GPU loads its kernels and chooses algorithms.
+void Trainer::enqueue_micro_batch() {
+  if (graph_ && first_pass_done_ && !micro_batch_) record_micro_batch();
   if (micro_batch_)
     device_.replay(*micro_batch_);
   else
@@ -163,9 +168,9 @@ std::optional<StepResult> Trainer::finish_step() {
   if (!running_) return std::nullopt;
   device_.wait(*events_of(state_.step).end);
   StepResult result{.scalars = exchange_of(state_.step).scalars,
-                    .first_sequence = running_->first_sequence,
-                    .sequences = running_->sequences,
-                    .tokens = running_->tokens,
+                    .first_sequence = state_.sequences,
+                    .sequences = config().train.batch,
+                    .tokens = config().tokens_per_step(),
                     .seconds = seconds_of(state_.step),
                     .divergence = {}};
   inputs_->release();

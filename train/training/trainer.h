@@ -83,7 +83,6 @@ class Trainer {
     std::unique_ptr<DeviceEvent> begin, end;
   };
   struct RunningStep {
-    std::int64_t first_sequence, sequences, tokens;
     bool ran_ahead;  // it was enqueued while the step before it still ran
   };
   const Config& config() const { return plan_.config; }
@@ -92,6 +91,7 @@ class Trainer {
   StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 3)]; }
   double seconds_of(std::int64_t step);  // of the running step, once it is complete
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
+  void record_micro_batch();
   void enqueue_micro_batch();
   void set_spike_limits();
   void advance(const StepResult& result);
