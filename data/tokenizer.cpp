@@ -1,10 +1,25 @@
 #include "data/tokenizer.h"
 
 #include <charconv>
+#include <map>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
+
+#include "data/utf8.h"
 
 namespace goat {
+
+namespace {
+// The characters that have an id, in the order of the ids.
+std::string listed(const std::unordered_map<std::string, std::int32_t>& ids) {
+  std::map<std::int32_t, std::string> ordered;
+  for (const auto& [character, id] : ids) ordered.emplace(id, character);
+  std::string list;
+  for (const auto& [id, character] : ordered) list += character;
+  return list;
+}
+}  // namespace
 
 std::vector<std::int32_t> ByteTokenizer::encode(const std::string& text) const {
   std::vector<std::int32_t> ids;
@@ -26,36 +41,44 @@ std::vector<std::int32_t> IdTokenizer::encode(const std::string& text) const {
   return ids;
 }
 
-namespace {
-bool is_continuation(unsigned char byte) { return (byte & 0xC0) == 0x80; }
-
-// Length in bytes of the character that begins with `lead`; 1 for a byte that cannot begin a character.
-std::size_t character_length(unsigned char lead) {
-  if (lead >= 0xC2 && lead <= 0xDF) return 2;
-  if (lead >= 0xE0 && lead <= 0xEF) return 3;
-  if (lead >= 0xF0 && lead <= 0xF4) return 4;
-  return 1;
+const Alphabet& dna_alphabet() {
+  static const Alphabet alphabet{
+      .name = "dna", .tokens = {"A", "C", "G", "N", "T"}, .empty_prompt = "N", .folds = true};
+  return alphabet;
 }
 
-// Whether the second byte would make an overlong form, a surrogate or a code point above U+10FFFF.
-bool impossible_second(unsigned char lead, unsigned char second) {
-  return (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-         (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
+Alphabet task_characters(std::string_view characters) {
+  Alphabet alphabet{
+      .name = "characters", .tokens = {"<pad>", "<bos>", "<eos>"}, .empty_prompt = " ", .folds = false};
+  for (const char c : characters) alphabet.tokens.emplace_back(1, c);
+  return alphabet;
 }
-}  // namespace
 
-std::size_t complete_utf8(const std::string& text) {
-  // One past the last byte that is not a continuation byte. At most three continuation bytes are skipped.
-  std::size_t start = text.size();
-  while (start > 0 && text.size() - start < 3 && is_continuation(static_cast<unsigned char>(text[start - 1])))
-    --start;
-  if (start == 0) return text.size();
-  --start;
-  const auto lead = static_cast<unsigned char>(text[start]);
-  if (start + character_length(lead) <= text.size()) return text.size();
-  if (start + 1 < text.size() && impossible_second(lead, static_cast<unsigned char>(text[start + 1])))
-    return text.size();
-  return start;
+AlphabetTokenizer::AlphabetTokenizer(Alphabet alphabet) : alphabet_(std::move(alphabet)) {
+  for (std::size_t i = 0; i < alphabet_.tokens.size(); ++i) {
+    const std::string& token = alphabet_.tokens[i];
+    if (!token.empty() && character_at(token, 0).bytes == token.size())
+      ids_.emplace(token, static_cast<std::int32_t>(i));
+  }
+}
+
+std::vector<std::int32_t> AlphabetTokenizer::encode(const std::string& text) const {
+  std::vector<std::int32_t> ids;
+  for (std::size_t done = 0; done < text.size();) {
+    std::string character = text.substr(done, character_at(text, done).bytes);
+    const char c = character.front();
+    if (!alphabet_.folds || !(c == ' ' || (c >= '\t' && c <= '\r'))) {
+      if (alphabet_.folds && c >= 'a' && c <= 'z') character.front() = static_cast<char>(c - 'a' + 'A');
+      const auto found = ids_.find(character);
+      if (found == ids_.end())
+        throw std::invalid_argument("\"" + terminal_text(text.substr(done, character.size())) +
+                                    "\" at byte " + std::to_string(done) + " is no token of the tokenizer " +
+                                    alphabet_.name + "; expected " + listed(ids_));
+      ids.push_back(found->second);
+    }
+    done += character.size();
+  }
+  return ids;
 }
 
 }  // namespace goat

@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
 import shutil
 import subprocess
+import termios
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -178,6 +181,44 @@ def test_half_a_character_passes_at_the_end(sample, byte_run):
     assert several == b"".join(b"=== sample %d of 2, seed %d\n\xf0\x9f\x90\n" % (i, i) for i in (1, 2))
 
 
+def on_a_terminal(binary, *options):
+    """What a terminal is sent: stdout, with "\\n" for its line ends."""
+    terminal, stdout = pty.openpty()
+    attributes = termios.tcgetattr(stdout)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(stdout, termios.TCSANOW, attributes)
+    process = subprocess.Popen(
+        [str(word) for word in (binary, "sample", *options)], stdout=stdout, stderr=subprocess.DEVNULL
+    )
+    os.close(stdout)
+    sent = b""
+    try:
+        while block := os.read(terminal, 65536):
+            sent += block
+    except OSError:  # nobody writes any more
+        pass
+    os.close(terminal)
+    assert process.wait(timeout=300) == 0
+    return sent
+
+
+def test_a_terminal_gets_no_control_characters_and_no_broken_ones(binary, sample, byte_run, tmp_path):
+    prompt = b"a\x1b]0;title\x07\r\n\t\xffb\xc2\x9b31m \xf0\x9f\x90\x90\x7f\xe2\x82 \xed\xa0\x80\xf0\x9f"
+    (tmp_path / "prompt").write_bytes(prompt)
+    options = ["--checkpoint", byte_run, "--prompt-file", tmp_path / "prompt", "--tokens", 1]
+    piped, _ = sample(byte_run, *options[2:])
+    assert piped.startswith(prompt) and len(piped) == len(prompt) + 1
+    controls = [c for c in map(chr, range(0xA0)) if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+    wanted = piped.decode(errors="replace").translate(str.maketrans(dict.fromkeys(controls, "\ufffd")))
+    assert on_a_terminal(binary, *options).decode() == wanted
+
+
+def test_what_is_held_back_at_the_end_is_shown_on_a_terminal(binary, byte_run):
+    half = b"\xf0\x9f".decode(errors="surrogateescape")
+    options = ["--checkpoint", byte_run, "--prompt", half, "--temperature", 0, "--tokens", 1]
+    assert on_a_terminal(binary, *options).decode() == "\ufffd"
+
+
 def test_a_reader_that_leaves_stops_it_quietly(binary, byte_run):
     process = subprocess.Popen(
         [binary, "sample", "--checkpoint", byte_run, "--tokens", "20000"],
@@ -297,6 +338,63 @@ def test_the_vocabulary_beside_the_training_shards_is_found(binary, sample, bpe_
     shutil.copytree(bpe_run[1], tmp_path / "tokenizer", ignore=shutil.ignore_patterns("run"))
     assert gpt2_sample(sample, run)[0].startswith(b"ab")
     assert not (run / "tokenizer").exists()
+
+
+def test_a_genome_shows_bases_without_spaces(binary, sample, tmp_path):
+    run = train_on(binary, tmp_path, [0, 1, 2, 3, 4] * 200, model__vocab=5, train__steps=60)
+    out, err = sample(run, "--prompt", "nt\nA", "--tokens", 7, "--temperature", 0)
+    assert out == b"NTACGNTACG" and "tokenizer dna" in err
+    assert sample(run, "--tokens", 4, "--temperature", 0)[0] == b"TACG"  # after an N, which is not shown
+    _, err = sample(run, "--prompt", "ACRT", code=2)
+    assert "--prompt" in err and '"R" at byte 2' in err
+    assert sample(run, "--tokenizer", "ids", "--prompt", "0 1", "--tokens", 1)[0].startswith(b"0 1 ")
+
+
+@pytest.fixture(scope="module")
+def json_run(binary, tmp_path_factory):
+    """A run of documents "ab é" of a tokenizer.json that lies beside the shards; both are gone afterwards."""
+    folder = tmp_path_factory.mktemp("json")
+    ids = {spelled(byte): byte for byte in range(256)} | {"ab": 256}
+    file = {
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "model": {"type": "BPE", "vocab": ids, "merges": [["a", "b"]]},
+        "added_tokens": [{"id": 257, "content": "<end>", "special": True}],
+    }
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer/tokenizer.json").write_text(json.dumps(file))
+    meta = {"tokenizer": "tokenizer.json", "vocab": 258, "end_of_text": 257, "shards": []}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    document = [257, 256, ord(" "), *"é".encode()]
+    run = train_on(binary, folder, document * 200, model__vocab=258, data__block="bos", data__bos=257)
+    shutil.rmtree(folder / "tokenizer")
+    (folder / "meta.json").unlink()
+    (folder / "train_000000.bin").unlink()
+    return run, file
+
+
+def test_a_tokenizer_json_is_kept_in_the_run(sample, json_run, tmp_path):
+    run, file = json_run
+    out, err = sample(run, "--prompt", "ab", "--temperature", 0)
+    assert out == "ab é<end>".encode() and "tokenizer tokenizer.json" in err and "made: 4 tokens" in err
+    assert json.loads((run / "tokenizer/tokenizer.json").read_text()) == file
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    shutil.rmtree(other / "tokenizer")
+    _, err = sample(other, code=2)
+    assert "tokenizer.json needs tokenizer.json" in err and "--tokenizer-dir" in err
+    assert sample(other, "--tokenizer-dir", run / "tokenizer", "--prompt", "ab", "--temperature", 0)[0] == out
+    assert sample(other, "--prompt", "ab", "--temperature", 0)[0] == out  # the folder was remembered
+
+
+def test_a_tokenizer_json_that_is_not_supported_leaves_token_ids(sample, json_run, tmp_path):
+    run, file = json_run
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "tokenizer.json").write_text(json.dumps(file | {"model": {"type": "Unigram", "vocab": []}}))
+    _, err = sample(run, "--tokenizer-dir", named, code=3)
+    assert "named/tokenizer.json" in err and "Unigram" in err and "--tokenizer ids" in err
+    out, _ = sample(run, "--tokenizer", "ids", "--prompt", "256", "--temperature", 0, "--tokens", 3)
+    assert out == b"256 32 195 169 "
 
 
 def test_padding_of_the_vocabulary_is_never_drawn(sample, bpe_run):

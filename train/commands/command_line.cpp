@@ -221,9 +221,10 @@ CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   command
       .add_option("--tokenizer", options.tokenizer,
                   "how text becomes tokens (default: that of the training data)")
-      ->type_name("auto|bytes|gpt2|ids");
+      ->type_name("auto|bytes|gpt2|tokenizer.json|dna|ids");
   command
-      .add_option("--tokenizer-dir", options.tokenizer_dir, "gpt2: folder with vocab.bpe and encoder.json")
+      .add_option("--tokenizer-dir", options.tokenizer_dir,
+                  "folder with vocab.bpe and encoder.json (gpt2) or tokenizer.json")
       ->type_name("FOLDER")
       ->check(name());
   command.add_flag("--no-cache", options.no_cache, "recompute the whole sequence for every token");

@@ -54,9 +54,8 @@ Prompt::Prompt(const PromptText& prompt, const Config& config, const Tokenizer& 
     tokens.insert(tokens.begin(), static_cast<std::int32_t>(config.data.bos));
     unseen = 1;
   } else if (tokens.empty()) {
-    const bool newline = tokenizer.name() != std::string("ids");
-    tokens = newline ? tokenizer.encode("\n") : std::vector<std::int32_t>{0};
-    unseen = newline ? tokens.size() : 0;
+    tokens = tokenizer.encode(tokenizer.empty_prompt());
+    unseen = tokenizer.name() == std::string("ids") ? 0 : tokens.size();
   }
 }
 

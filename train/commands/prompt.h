@@ -20,8 +20,9 @@ struct PromptText {
 };
 
 struct Prompt {
-  // If training blocks begin with BOS, the prompt begins with BOS too. Otherwise an empty prompt becomes a
-  // newline (with ids: token 0), which is shown. Throws ConfigError for text that the tokenizer cannot read.
+  // If training blocks begin with BOS, the prompt begins with BOS too. Otherwise an empty prompt becomes what
+  // the tokenizer has for it, a newline mostly (with ids: token 0, which is shown). Throws ConfigError for
+  // text that the tokenizer cannot read.
   Prompt(const PromptText& prompt, const Config& config, const Tokenizer& tokenizer);
   std::vector<std::int32_t> tokens;  // at least one
   std::size_t unseen = 0;  // number of leading tokens that the user did not write and that are not shown

@@ -13,7 +13,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "data/gpt2_tokenizer.h"
+#include "data/bpe_tokenizer.h"
+#include "data/utf8.h"
 #include "train/commands/prompt.h"
 #include "train/commands/token_sampler.h"
 #include "train/config/counted.h"
@@ -32,13 +33,17 @@ SamplingRule rule_of(const SampleOptions& options) {
   return {.temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p};
 }
 
+bool is_tokenizer(const std::string& name) {
+  const auto known = {"bytes", "gpt2", "tokenizer.json", "dna", "ids"};
+  return std::ranges::find(known, name) != known.end();
+}
+
 // Checks the options that do not depend on the model. The command line has checked each integer.
 void check_options(const SampleOptions& options) {
   validate(rule_of(options));
-  const auto known = {"auto", "bytes", "gpt2", "ids"};
-  if (std::ranges::find(known, options.tokenizer) == known.end())
+  if (options.tokenizer != "auto" && !is_tokenizer(options.tokenizer))
     throw ConfigError("--tokenizer \"" + options.tokenizer +
-                      "\" is not allowed; expected auto, bytes, gpt2 or ids");
+                      "\" is not allowed; expected auto, bytes, gpt2, tokenizer.json, dna or ids");
   if (options.prompt && !options.prompt_file.empty())
     throw ConfigError("--prompt and --prompt-file are given; leave one of them out");
   const std::string reason = options.json.empty() ? "" : why_not_writable(options.json);
@@ -50,23 +55,27 @@ void check_options(const SampleOptions& options) {
 std::string tokenizer_of(const TrainedModel& model) {
   const Config& config = model.config();
   if (config.data.source != "shards") return "ids";
-  if (model.data().tokenizer == "bytes" || model.data().tokenizer == "gpt2") return model.data().tokenizer;
+  if (is_tokenizer(model.data().tokenizer)) return model.data().tokenizer;
   if (const std::string assumed = assumed_tokenizer(config); !assumed.empty()) return assumed;
-  throw ConfigError("--tokenizer auto: cannot tell which tokenizer has model.vocab = " +
-                    std::to_string(config.model.vocab) +
-                    " (256: bytes, 50257: gpt2); give --tokenizer bytes, gpt2 or ids");
+  throw ConfigError(
+      "--tokenizer auto: cannot tell which tokenizer has model.vocab = " +
+      std::to_string(config.model.vocab) +
+      " (5: dna, 256: bytes, 50257: gpt2); give --tokenizer bytes, gpt2, tokenizer.json, dna or ids");
 }
 
-std::unique_ptr<Tokenizer> open_gpt2(const SampleOptions& options, const TrainedModel& model) {
-  if (!options.tokenizer_dir.empty()) return std::make_unique<Gpt2Tokenizer>(options.tokenizer_dir);
+// The folder with the files of the tokenizer `name`.
+std::filesystem::path tokenizer_folder(const std::string& name, const SampleOptions& options,
+                                       const TrainedModel& model) {
+  if (!options.tokenizer_dir.empty()) return options.tokenizer_dir;
   const RunPaths paths(model.run(), model.data().working_folder);
-  const std::filesystem::path folder = find_tokenizer(model.run(), paths, model.config().data.train);
-  if (folder.empty())
-    throw ConfigError("the tokenizer gpt2 needs vocab.bpe and encoder.json, and neither " +
-                      (model.run() / "tokenizer").string() +
-                      " nor tokenizer/ beside the training shards has them; name a folder that has with "
-                      "--tokenizer-dir (the run keeps a copy)");
-  return std::make_unique<Gpt2Tokenizer>(folder);
+  const std::filesystem::path folder = find_tokenizer(model.run(), paths, model.config().data.train, name);
+  if (!folder.empty()) return folder;
+  std::string files;
+  for (const std::string& file : tokenizer_files(name)) files += (files.empty() ? "" : " and ") + file;
+  throw ConfigError("the tokenizer " + name + " needs " + files + ", and neither " +
+                    (model.run() / "tokenizer").string() +
+                    " nor tokenizer/ beside the training shards has that; name a folder that has with "
+                    "--tokenizer-dir (the run keeps a copy)");
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const TrainedModel& model) {
@@ -75,17 +84,21 @@ std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const Tr
   std::unique_ptr<Tokenizer> tokenizer;
   if (name == "bytes") tokenizer = std::make_unique<ByteTokenizer>();
   if (name == "ids") tokenizer = std::make_unique<IdTokenizer>(vocabulary);
-  if (name == "gpt2") tokenizer = open_gpt2(options, model);
+  if (name == "dna") tokenizer = std::make_unique<AlphabetTokenizer>(dna_alphabet());
+  if (name == "gpt2")
+    tokenizer = std::make_unique<BpeTokenizer>(gpt2_tokenizer(tokenizer_folder(name, options, model)));
+  if (name == "tokenizer.json")
+    tokenizer = std::make_unique<BpeTokenizer>(json_tokenizer(tokenizer_folder(name, options, model) / name));
   if (tokenizer->vocabulary() > vocabulary)
     throw ConfigError("--tokenizer " + name + " has " + std::to_string(tokenizer->vocabulary()) +
                       " tokens, the model only " + std::to_string(vocabulary) +
                       " (model.vocab): it was trained with another tokenizer");
-  if (name == "gpt2" && !options.tokenizer_dir.empty())
-    remember_tokenizer(model.run(), options.tokenizer_dir);
+  if (!tokenizer_files(name).empty() && !options.tokenizer_dir.empty())
+    remember_tokenizer(model.run(), options.tokenizer_dir, name);
   return tokenizer;
 }
 
-// Writes to stdout immediately, but only whole UTF-8 characters.
+// Writes to stdout immediately, but only whole UTF-8 characters. A terminal gets nothing that it might obey.
 class TextStream {
  public:
   void write(const std::string& bytes) {
@@ -98,8 +111,9 @@ class TextStream {
   bool reader_gone() const { return reader_gone_; }
 
  private:
-  void put(const std::string& bytes) {
-    if (reader_gone_ || bytes.empty()) return;
+  void put(const std::string& text) {
+    if (reader_gone_ || text.empty()) return;
+    const std::string bytes = to_terminal_ ? terminal_text(text) : text;
     if (std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && std::fflush(stdout) == 0)
       return;
     if (errno != EPIPE)
@@ -107,6 +121,7 @@ class TextStream {
     reader_gone_ = true;
   }
   std::string held_back_;
+  bool to_terminal_ = isatty(STDOUT_FILENO) == 1;
   bool reader_gone_ = false;
 };
 
@@ -137,8 +152,14 @@ struct Continuation {
   std::string text;
 };
 
+// The token after which nothing is drawn: the one between the documents of the training data.
+std::optional<std::int32_t> last_token(const Config& config, const Tokenizer& tokenizer) {
+  const bool chosen = tokenizer.name() == std::string("tokenizer.json") && config.data.block == "bos";
+  return chosen ? static_cast<std::int32_t>(config.data.bos) : tokenizer.end_of_text();
+}
+
 Continuation continue_prompt(const SampleOptions& options, std::uint64_t seed, Generator& generator,
-                             const Tokenizer& tokenizer, TextStream& out) {
+                             const Tokenizer& tokenizer, std::optional<std::int32_t> last, TextStream& out) {
   TokenSampler sampler(rule_of(options), seed);
   const std::size_t prompt = generator.tokens().size();
   const Clock::time_point start = Clock::now();
@@ -154,7 +175,7 @@ Continuation continue_prompt(const SampleOptions& options, std::uint64_t seed, G
     made.text += tokenizer.decode(token);
     out.write(tokenizer.decode(token));
     if (made.tokens.size() == 1) first_token = Clock::now();
-    if (token == tokenizer.end_of_text()) break;
+    if (token == last) break;
   }
   out.finish();
   if (!out.reader_gone())
@@ -188,8 +209,8 @@ int run_sample(const SampleOptions& options, Device& device) {
                 std::to_string(seed) + "\n");
     out.write(shown);
     generator.restart();
-    const Continuation made =
-        continue_prompt(options, static_cast<std::uint64_t>(seed), generator, *tokenizer, out);
+    const Continuation made = continue_prompt(options, static_cast<std::uint64_t>(seed), generator,
+                                              *tokenizer, last_token(model.config(), *tokenizer), out);
     if (options.samples > 1) out.write("\n");
     json.push_back(
         {{"sample", i + 1}, {"seed", seed}, {"prompt", shown}, {"text", made.text}, {"tokens", made.tokens}});

@@ -203,8 +203,7 @@ void RunFolder::establish(const Config& config) {
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
     // Sampling needs the tokenizer later, even if the data have moved.
-    if (config.data.source == "shards")
-      remember_tokenizer(path_, find_tokenizer(path_, RunPaths(path_, ""), config.data.train));
+    if (config.data.source == "shards") remember_tokenizers(path_, config.data.train);
     metrics_.emplace(path_ / metrics_file, metrics_bytes);
   } catch (...) {
     if (fresh_ || overwrite_) remove_entries(path_);

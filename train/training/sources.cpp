@@ -36,7 +36,7 @@ std::string folder_to_prepare(const std::string& pattern) {
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
   const std::string check = "check data.train and data.val (relative paths begin in the current folder)";
-  if (tokenizer.empty())
+  if (tokenizer.empty() || tokenizer == "dna")
     return check +
            "; data/prepare.py text makes shards of bytes (model.vocab = 256) and of GPT-2's tokens (50257), "
            "here model.vocab = " +
@@ -60,8 +60,9 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
 }  // namespace
 
 std::string assumed_tokenizer(const Config& config) {
-  constexpr std::int64_t bytes = 256, gpt2 = 50257, padding = 128;
+  constexpr std::int64_t dna = 5, bytes = 256, gpt2 = 50257, padding = 128;
   const std::int64_t vocab = config.model.vocab;
+  if (vocab == dna) return "dna";
   if (vocab >= bytes && vocab < bytes + padding) return "bytes";
   if (vocab >= gpt2 && vocab < gpt2 + padding) return "gpt2";
   return "";

@@ -14,7 +14,7 @@ namespace goat {
 std::unique_ptr<TokenSource> open_training_source(const Config& config);
 std::unique_ptr<TokenSource> open_validation_source(const Config& config);  // null if the config has none
 
-// The tokenizer that the vocabulary size suggests: "bytes", "gpt2", or empty if it suggests neither.
+// The tokenizer that the vocabulary size suggests: "dna", "bytes", "gpt2", or empty if none.
 std::string assumed_tokenizer(const Config& config);
 
 // The tokenizer that made the shards and how this is known, as text for the user.
