@@ -7,6 +7,7 @@
 #include "data/bpe_tokenizer.h"
 #include "data/byte_alphabet.h"
 #include "data/data_error.h"
+#include "data/utf8.h"
 
 namespace goat {
 
@@ -34,7 +35,7 @@ std::string bytes_of(std::string_view text) {
 
 void read_ids(const fs::path& path, const std::string& contents, BpeParts& parts) {
   const auto fail = [&](const std::string& what) {
-    return DataError(path.string() + ": not GPT-2's table of token ids: " + what);
+    return DataError(terminal_text(path.string() + ": not GPT-2's table of token ids: " + what));
   };
   const nlohmann::json table = nlohmann::json::parse(contents, nullptr, false);
   if (!table.is_object()) throw fail("not one JSON object (is the file cut short?)");
@@ -93,7 +94,7 @@ void read_merges(const fs::path& path, const std::string& contents, BytePairs& p
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
     if (const std::string wrong = read_merge(line, pairs); !wrong.empty())
-      throw DataError(path.string() + " line " + std::to_string(number) + ": " + wrong);
+      throw DataError(terminal_text(path.string() + " line " + std::to_string(number) + ": " + wrong));
   }
 }
 }  // namespace

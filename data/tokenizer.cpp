@@ -34,7 +34,8 @@ std::vector<std::int32_t> IdTokenizer::encode(const std::string& text) const {
     std::int32_t id = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc{} || end != word.data() + word.size() || id < 0 || id >= vocabulary_)
-      throw std::invalid_argument("\"" + word + "\" is no token id; expected integers from 0 to " +
+      throw std::invalid_argument("\"" + terminal_text(word) +
+                                  "\" is no token id; expected integers from 0 to " +
                                   std::to_string(vocabulary_ - 1) + ", separated by spaces");
     ids.push_back(id);
   }

@@ -44,10 +44,13 @@ class Reader {
   }
 
  private:
-  DataError wrong(const std::string& what) const { return DataError(file_.string() + " " + what); }
+  DataError wrong(const std::string& what) const {
+    return DataError(terminal_text(file_.string() + " " + what));
+  }
   DataError unsupported(const std::string& where, const std::string& what) const {
-    return DataError(file_.string() + ": " + where + " " + what +
-                     "; only byte-level BPE is read here. --tokenizer ids takes and shows token ids instead");
+    return DataError(terminal_text(
+        file_.string() + ": " + where + " " + what +
+        "; only byte-level BPE is read here. --tokenizer ids takes and shows token ids instead"));
   }
   // Null if there is none.
   static const Json& member(const Json& json, const char* key) {
@@ -146,8 +149,6 @@ class Reader {
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (const Json& value = member(json, key); !value.is_null() && value != "")
         throw unsupported("model", std::string("has a ") + key);
-    if (const Json& dropout = member(json, "dropout"); !dropout.is_null() && dropout != 0)
-      throw unsupported("model", "has a dropout");
     parts_.pairs.whole_first = flag(json, "ignore_merges", false);
     read_vocabulary(member(json, "vocab"));
     read_merges(member(json, "merges"));
@@ -251,12 +252,11 @@ class Reader {
     parts_.added.push_back(token);
   }
 
-  // The added token that ends a document, by the names that are in use.
+  // The token that ends a document, by the names that prepare.py looks for and DeepSeek's.
   std::optional<std::int32_t> end_of_text() const {
-    for (const char* name :
-         {"<|endoftext|>", "<|end_of_text|>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>", "</s>", "<eos>"})
-      for (const AddedToken& token : parts_.added)
-        if (token.text == name) return token.id;
+    for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]",
+                             "<eos_token>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"})
+      if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
     return std::nullopt;
   }
 

@@ -140,10 +140,11 @@ TEST_CASE("gpt2 tokenizer: pieces end where GPT-2's pattern ends them") {
   CHECK_FALSE(merged_across("ab12", "b", "1"));
   CHECK_FALSE(merged_across("12!", "2", "!"));
   CHECK_FALSE(merged_across("a_b", "a", "_"));
-  CHECK(merged_across("\u00e9t\u00e9", "\xa9", "t"));      // letters beyond ASCII
-  CHECK(merged_across("\u0663\u0664", "\xa3", "\xd9"));    // digits beyond ASCII
-  CHECK(merged_across("x\u00bd1", "\xbd", "1"));           // a fraction is a number
-  CHECK_FALSE(merged_across("a\u00a0b", "\xa0", "b"));     // white space other than ' ' never joins a word
+  CHECK(merged_across("\u00e9t\u00e9", "\xa9", "t"));    // letters beyond ASCII
+  CHECK(merged_across("\u0663\u0664", "\xa3", "\xd9"));  // digits beyond ASCII
+  CHECK(merged_across("x\u00bd1", "\xbd", "1"));         // a fraction is a number
+  CHECK_FALSE(merged_across("a\u00a0b", "\xa0", "b"));   // white space other than ' ' never joins a word
+  CHECK_FALSE(merged_across("\u00a0!", "\xa0", "!"));
   CHECK(merged_across("!\u180e", "!", "\xe1"));            // U+180E is no white space
   CHECK_FALSE(merged_across("!\U00031350", "!", "\xf0"));  // a letter since Unicode 15.0
   CHECK_FALSE(merged_across("a\U0001CCF0", "a", "\xf0"));  // a number since Unicode 16.0

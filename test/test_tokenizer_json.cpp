@@ -107,6 +107,10 @@ TEST_CASE("tokenizer.json: added tokens are found in a text, special ones are or
   CHECK(tokenizer.encode("a<t>b\u65e5") == Ids{'a', 204, 'b', 206});
   CHECK(tokenizer.encode("<t>abcd") == Ids{205, 'd'});
   CHECK(tokenizer.encode("<|endoftext|>").size() == 13);
+  file["added_tokens"][0]["content"] = "[EOS]";
+  CHECK(tokenizer_of(file).end_of_text() == 203);
+  file["added_tokens"][0]["content"] = "<|im_end|>";
+  CHECK_FALSE(tokenizer_of(file).end_of_text());
   file["added_tokens"][1]["lstrip"] = true;
   CHECK_THAT(refusal(file), ContainsSubstring("space around it"));
   file["added_tokens"][1] = {{"id", 201}, {"content", "<t>"}};
@@ -138,7 +142,6 @@ TEST_CASE("tokenizer.json: what is not supported or damaged is refused, and said
       {"/model/type", "Unigram", "\"Unigram\""},
       {"/model/continuing_subword_prefix", "##", "continuing_subword_prefix"},
       {"/model/end_of_word_suffix", "</w>", "end_of_word_suffix"},
-      {"/model/dropout", 0.1, "dropout"},
       {"/model/ignore_merges", 1, "ignore_merges"},
       {"/model/vocab", json::array(), "model.vocab"},
       {"/model/vocab/x", -1, "\"x\" the id -1"},
