@@ -16,9 +16,9 @@ const char* const gpt2_pattern =
 
 struct TextPattern::Compiled {
   struct Free {
-    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-    void operator()(pcre2_match_data* match) const { pcre2_match_data_free(match); }
-    void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+    void operator()(pcre2_code* freed) const { pcre2_code_free(freed); }
+    void operator()(pcre2_match_data* freed) const { pcre2_match_data_free(freed); }
+    void operator()(pcre2_match_context* freed) const { pcre2_match_context_free(freed); }
   };
   std::unique_ptr<pcre2_code, Free> code;
   std::unique_ptr<pcre2_match_data, Free> match;
