@@ -3,6 +3,7 @@
 
   plot.py prior RUN      the attention prior each head has learned -> RUN/figures/prior.png
   plot.py loss RUN ...   loss curves of one or more runs           -> RUN/figures/loss.png (of the first run)
+  plot.py eval FILE ...  what `eval --json FILE` measured, by length -> FILE.png (beside the first file)
 
 RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` also takes a
 checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint it draws the
@@ -58,6 +59,20 @@ def plot_loss(arguments):
         console.say(f"{run}: {describe_loss(read_summary(run))}")
 
 
+def plot_eval(arguments):
+    from figure_file import check_figure_path, write_figure
+    from plot_eval import Evaluation, describe_eval, draw_eval
+
+    if arguments.out:
+        check_figure_path(arguments.out)
+    evaluations = [Evaluation(file) for file in arguments.files]
+    path = arguments.out or arguments.files[0].with_suffix(".png")
+    write_figure(draw_eval(evaluations), path)
+    console.say(str(path))
+    for evaluation in evaluations:
+        console.say(describe_eval(evaluation))
+
+
 def parse_arguments(words):
     parser = console.Parser(
         prog="plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -83,6 +98,14 @@ def parse_arguments(words):
     loss.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     loss.add_argument(
         "--out", type=Path, metavar="FILE", help="figure to write (default: figures/loss.png of RUN)"
+    )
+    evaluation = commands.add_parser("eval", help="perplexity, or a task's accuracy, by length")
+    evaluation.set_defaults(command=plot_eval)
+    evaluation.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="what train_gpt_goat eval --json wrote"
+    )
+    evaluation.add_argument(
+        "--out", type=Path, metavar="FILE", help="figure to write (default: the first FILE, as .png)"
     )
     return parser.parse_args(words)
 
