@@ -57,8 +57,8 @@ def draw_eval(evaluations):
     """Perplexity by length; accuracies by length for tasks; the grid of a task that has depths."""
     if len({(evaluation.is_task, evaluation.has_depths) for evaluation in evaluations}) > 1:
         raise DataError(
-            "the files are of different kinds (perplexity, accuracy by length, accuracy by length and depth): "
-            "draw those of one kind together"
+            "the files are of different kinds (perplexity, accuracy by length, accuracy by length and "
+            "depth): draw those of one kind together"
         )
     first = evaluations[0]
     with plt.rc_context(STYLE):
@@ -80,20 +80,15 @@ def draw_perplexities(evaluations):
     return figure
 
 
+ACCURACIES = [("span_token_accuracy", "o-", "tokens"), ("strict_accuracy", "s--", "whole answers")]
+
+
 def draw_accuracies(evaluations):
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for name, evaluation in zip(names_of(evaluations), evaluations, strict=True):
-        (line,) = axes.plot(
-            evaluation.lengths, evaluation.column("span_token_accuracy"), "o-", markersize=5, label=f"{name}, tokens"
-        )
-        axes.plot(
-            evaluation.lengths,
-            evaluation.column("strict_accuracy"),
-            "s--",
-            markersize=5,
-            color=line.get_color(),
-            label=f"{name}, whole answers",
-        )
+    for n, (name, evaluation) in enumerate(zip(names_of(evaluations), evaluations, strict=True)):
+        for key, style, what in ACCURACIES:
+            options = {"color": f"C{n}", "markersize": 5, "label": f"{name}, {what}"}
+            axes.plot(evaluation.lengths, evaluation.column(key), style, **options)
     axes.set(ylabel="accuracy", ylim=(-0.03, 1.03))
     by_length(axes, evaluations)
     return figure

@@ -183,15 +183,9 @@ nlohmann::json manifest_json(const Manifest& manifest) {
             {"validation", shards_json(manifest.data.validation)}}},
           {"files", files}};
 }
-}  // namespace
 
-std::string manifest_text(const Manifest& manifest) {
-  nlohmann::json json = manifest_json(manifest);
-  json["xxh3_64"] = checksum_of(dumped(json));  // checksum of all other members
-  return dumped(json, 2) + "\n";
-}
-
-Manifest parse_manifest(const std::string& text, const std::string& origin) {
+// The JSON object of a manifest whose format and checksum are right, without the checksum.
+nlohmann::json checked_manifest(const std::string& text, const std::string& origin) {
   nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || text.find('\0') != text.npos)  // the library would stop at a NUL
     throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
@@ -202,27 +196,30 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   json.erase("xxh3_64");
   if (checksum_of(dumped(json)) != checksum)
     throw DataError(origin + ": its checksum does not match; the file is damaged");
-  Manifest manifest;
-  manifest.config = member<std::string>(json, "config", origin);
-  manifest.state.step = member<std::int64_t>(json, "step", origin);
-  manifest.state.updates = member<std::int64_t>(json, "updates", origin);
-  manifest.state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
-  manifest.state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
-  manifest.state.seconds = member<double>(json, "seconds", origin);
+  return json;
+}
+
+void read_state(RunState& state, const nlohmann::json& json, const std::string& origin) {
+  state.step = member<std::int64_t>(json, "step", origin);
+  state.updates = member<std::int64_t>(json, "updates", origin);
+  state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
+  state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
+  state.seconds = member<double>(json, "seconds", origin);
   const auto window = json.find("spike_window");
   if (window == json.end() || !window->is_array() ||
       !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
     throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
-  manifest.state.spike_window = window->get<std::vector<double>>();
+  state.spike_window = window->get<std::vector<double>>();
   if (json.contains("loss_limit")) {
-    manifest.state.loss_limit = member<double>(json, "loss_limit", origin);
-    manifest.state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
+    state.loss_limit = member<double>(json, "loss_limit", origin);
+    state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
   }
-  if (json.contains("precision")) manifest.state.precision = member<std::string>(json, "precision", origin);
-  manifest.state.loss = member<double>(json, "loss", origin);
-  manifest.state.validation_loss = member<double>(json, "val_loss", origin);
-  read_position(manifest, json, origin);
-  if (json.contains("data")) manifest.data = data_of(json["data"], origin);
+  if (json.contains("precision")) state.precision = member<std::string>(json, "precision", origin);
+  state.loss = member<double>(json, "loss", origin);
+  state.validation_loss = member<double>(json, "val_loss", origin);
+}
+
+void read_files(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
   if (!json.contains("files") || !json["files"].is_array())
     throw DataError(origin + ": 'files' is missing; the file is damaged");
   for (const nlohmann::json& file : json["files"]) {
@@ -232,6 +229,23 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
     if (manifest.files.back().name.find('/') != std::string::npos)
       throw DataError(origin + ": '" + manifest.files.back().name + "' is not a plain file name");
   }
+}
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  nlohmann::json json = manifest_json(manifest);
+  json["xxh3_64"] = checksum_of(dumped(json));  // checksum of all other members
+  return dumped(json, 2) + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& origin) {
+  const nlohmann::json json = checked_manifest(text, origin);
+  Manifest manifest;
+  manifest.config = member<std::string>(json, "config", origin);
+  read_state(manifest.state, json, origin);
+  read_position(manifest, json, origin);
+  if (json.contains("data")) manifest.data = data_of(json["data"], origin);
+  read_files(manifest, json, origin);
   return manifest;
 }
 

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+about="Downloads the human genome (hg38, 1 GB), cuts it into sequences of 6,000 bases, trains the preset genome_25m on
+crops of 1,024, evaluates it at 1,024 to 5,999 bases, and draws losses, perplexities and the prior.
+GENOME=FILE.fa.gz takes a file that is there; PRESET=genome_125m trains the larger model."
+space=12
+# shellcheck source=scripts/experiment.sh
+source "$(dirname "$0")/experiment.sh"
+url=https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.fa.gz
+genome=${GENOME:+$(realpath "$GENOME")}
+small=(--set model.layers=2 --set model.heads=2 --set model.width=32 --set data.seq_len=64 "${small_training[@]}")
+
+# Fetches the genome to data/hg38.fa.gz; an interrupted download goes on.
+download() {
+  say "downloading $url"
+  mkdir -p data
+  curl --fail --location --continue-at - --output data/hg38.fa.gz.partial "$url" ||
+    fail 1 "the download ended early; start again to go on, or give a file: GENOME=FILE.fa.gz $script"
+  mv data/hg38.fa.gz.partial data/hg38.fa.gz
+}
+prepare_data() {
+  if [[ -n $is_small ]]; then
+    genome=$files/genome.fa.gz
+  elif [[ -z $genome ]]; then
+    genome=data/hg38.fa.gz
+    [[ -e $genome || -e data/genome/meta.json ]] || download
+  fi
+  prepare fasta --input "$genome"
+}
+experiment() { runs "${PRESET:-genome_25m}" "$(lengths 1024,2048,4096,5999)"; }
+
+main "$@"

@@ -1,0 +1,85 @@
+"""scripts/run_*.sh with --small: from files in the real formats to a trained, evaluated and drawn model."""
+
+import json
+import os
+import subprocess
+
+import pytest
+from matplotlib.image import imread
+
+from conftest import REPOSITORY
+
+pytestmark = pytest.mark.usefixtures("binary")  # the scripts call the one in the root of the repository
+
+
+def start(script, folder, *options, **environment):
+    return subprocess.run(
+        [REPOSITORY / "scripts" / script, "--small", "--folder", folder, *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | environment,
+    )
+
+
+def lengths_of(run):
+    return [row["length"] for row in json.loads((run / "eval.json").read_text())["results"]]
+
+
+def assert_drawn(folder, *names):
+    for name in names:
+        assert imread(folder / name).std() > 0.02, name
+
+
+@pytest.mark.parametrize(
+    ("script", "preset", "data"),
+    [
+        ("run_c4_125m.sh", "c4_125m", "c4"),
+        ("run_fineweb_1b.sh", "fineweb_1b", "fineweb"),
+        ("run_genome.sh", "genome_25m", "genome"),
+    ],
+)
+def test_from_files_to_figures(tmp_path, script, preset, data):
+    done = start(script, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, meta = tmp_path / "runs" / preset, json.loads((tmp_path / "data" / data / "meta.json").read_text())
+    assert meta["train_tokens"] > 0 and meta["val_tokens"] > 0
+    assert lengths_of(run) == [64, 128, 256]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 30 and summary["val_loss"] < 6
+    assert_drawn(run, "figures/prior.png")
+    assert_drawn(tmp_path / "runs" / f"{preset}_figures", "loss.png", "eval.png")
+
+    before = (run / "eval.json").stat().st_mtime_ns
+    again = start(script, tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    for line in (f"data/{data} is there", f"runs/{preset} is trained", f"runs/{preset} is evaluated"):
+        assert f"== {line}\n" in again.stdout
+    assert (run / "eval.json").stat().st_mtime_ns == before
+
+
+def test_tasks_with_two_kinds_of_attention(tmp_path):
+    done = start("run_passkey.sh", tmp_path, "--attention", "goat rope")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = tmp_path / "runs"
+    for task, depths in (("passkey", 1), ("niah", 5)):
+        for run in (runs / task, runs / f"{task}_rope"):
+            assert lengths_of(run) == [128] * depths + [256] * depths
+        assert_drawn(runs / f"{task}_figures", "loss.png", "eval.png")
+        assert_drawn(runs / task, "figures/prior.png")
+        assert not (runs / f"{task}_rope" / "figures").exists()
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    stopped = start("run_passkey.sh", tmp_path, "--attention", "goat", "--set", "train.steps=abc")
+    assert stopped.returncode == 2 and "train.steps" in stopped.stderr
+    run = tmp_path / "runs" / "passkey"
+    assert not run.exists()
+
+
+def test_what_is_wrong_is_said_before_anything_is_done(tmp_path):
+    done = start("run_c4_125m.sh", tmp_path / "data", "--attention")
+    assert done.returncode == 2 and "--attention needs a value" in done.stderr
+    assert not (tmp_path / "data").exists()
+    shown = start("run_c4_125m.sh", tmp_path, "--help")
+    assert shown.returncode == 0 and "--folder FOLDER" in shown.stdout and not list(tmp_path.iterdir())
