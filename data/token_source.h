@@ -13,6 +13,15 @@
 
 namespace goat {
 
+// The targets first .. end - 1 of a sequence.
+struct TargetRange {
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+  bool empty() const { return first >= end; }
+  std::int64_t size() const { return empty() ? 0 : end - first; }
+  bool operator==(const TargetRange&) const = default;
+};
+
 // Sequence `index` depends only on the source's options and on `index`. It is the same for any number of
 // ranks, and the whole state of a loader is a counter.
 class TokenSource {
@@ -26,6 +35,9 @@ class TokenSource {
   // Writes the T inputs and T targets of sequence `index`. A target of -1 is not counted in the
   // loss. Throws DataError.
   virtual void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) = 0;
+  // The targets of sequence `index` that hold the answer of its task. Empty if the data ask for none; then
+  // all sequences have none.
+  virtual TargetRange answer(std::uint64_t) const { return {}; }
   // Waits for the background check of all data, if there is one. Throws DataError for what it found.
   virtual void finish_check() const {}
   // Identifies the data: a record of each shard, in order. Empty for generated tasks. Throws DataError.

@@ -24,7 +24,14 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::array<std::uint32_t, 
 }
 
 // The uses of random numbers. Each has its own stream, so that more draws in one use never change another.
-enum class RandomStream : std::uint32_t { init = 1, copy_mixture = 2, shuffle = 3, sample = 4 };
+enum class RandomStream : std::uint32_t {
+  init = 1,
+  copy_mixture = 2,
+  shuffle = 3,
+  sample = 4,
+  passkey = 10,
+  niah = 11
+};
 
 // Block `block` of the sequence (seed, stream, item): counter = (block, stream, low half of item, high half
 // of item), key = seed.
