@@ -1,6 +1,7 @@
 #include "test/model_oracle.h"
 
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "kernels/prior_setup.h"
@@ -20,16 +21,16 @@ class NaiveModel {
  public:
   NaiveModel(const Config& config, const StoredValues& tensors) : config_(config), tensors_(tensors) {}
 
-  double sum_of_losses(const std::int32_t* inputs, const std::int32_t* targets) const {
+  void append_losses(std::vector<double>& losses, const std::int32_t* inputs,
+                     const std::int32_t* targets) const {
     const auto vocab = static_cast<std::size_t>(config_.model.vocab);
     const Matrix logits = logits_of(inputs);
-    double loss = 0;
     for (std::size_t row = 0; row < logits.size(); row += vocab) {
+      const std::int32_t target = *targets++;
       double total = 0;
       for (std::size_t token = 0; token < vocab; ++token) total += std::exp(logits[row + token]);
-      loss += std::log(total) - logits[row + static_cast<std::size_t>(*targets++)];
+      losses.push_back(target < 0 ? 0 : std::log(total) - logits[row + static_cast<std::size_t>(target)]);
     }
-    return loss;
   }
 
  private:
@@ -115,8 +116,7 @@ class NaiveModel {
 };
 }  // namespace
 
-StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed) {
-  parameters.initialize(device, seed);
+StoredValues add_noise(Device& device, const ParameterSet& parameters, std::uint64_t seed) {
   std::mt19937_64 rng(seed);
   std::normal_distribution<float> noise(0, 0.2f);
   StoredValues stored;
@@ -129,14 +129,26 @@ StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t s
   return stored;
 }
 
-double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,
-                  const std::vector<std::int32_t>& targets) {
+StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed) {
+  parameters.initialize(device, seed);
+  return add_noise(device, parameters, seed);
+}
+
+std::vector<double> token_losses(const Config& config, const StoredValues& tensors,
+                                 const std::vector<std::int32_t>& inputs,
+                                 const std::vector<std::int32_t>& targets) {
   const auto length = static_cast<std::size_t>(config.data.seq_len);
   const NaiveModel model(config, tensors);
-  double loss = 0;
+  std::vector<double> losses;
   for (std::size_t first = 0; first < inputs.size(); first += length)
-    loss += model.sum_of_losses(inputs.data() + first, targets.data() + first);
-  return loss / static_cast<double>(inputs.size());
+    model.append_losses(losses, inputs.data() + first, targets.data() + first);
+  return losses;
+}
+
+double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,
+                  const std::vector<std::int32_t>& targets) {
+  const std::vector<double> losses = token_losses(config, tensors, inputs, targets);
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
 
 }  // namespace goat::test

@@ -14,9 +14,15 @@ namespace goat::test {
 
 using StoredValues = std::map<std::string, std::vector<double>>;  // name -> row-major values
 
-// Draws the initial weights and adds noise to all of them, so that nothing stands at zero. Returns what is
-// then stored.
+// Adds noise to all weights, so that nothing stands at zero. Returns what is then stored.
+StoredValues add_noise(Device& device, const ParameterSet& parameters, std::uint64_t seed);
+// The same after drawing the initial weights.
 StoredValues randomize(Device& device, ParameterSet& parameters, std::uint64_t seed);
+
+// The loss of each token, in nats; inputs and targets are [B, T]. 0 for a target of -1.
+std::vector<double> token_losses(const Config& config, const StoredValues& tensors,
+                                 const std::vector<std::int32_t>& inputs,
+                                 const std::vector<std::int32_t>& targets);
 
 // Mean loss in nats over the B*T tokens; inputs and targets are [B, T].
 double model_loss(const Config& config, const StoredValues& tensors, const std::vector<std::int32_t>& inputs,

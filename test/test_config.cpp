@@ -146,6 +146,30 @@ TEST_CASE("config: presets hold their published settings") {
   CHECK(text.eval.tokens == 65536);
 }
 
+TEST_CASE("config: the retrieval presets hold the published model and schedule") {
+  for (const char* name : {"passkey", "niah"}) {
+    INFO(name);
+    const Config task = load_config(name, {});
+    CHECK(task.data.source == name);
+    CHECK(task.model.vocab == 70);
+    CHECK(task.model.layers == 12);
+    CHECK(task.head_dim() == 64);
+    CHECK(task.ff_width() == 4 * 512);
+    CHECK(task.prior.pos_rank == 8);
+    CHECK(task.prior.abs_rank == 8);
+    CHECK(task.prior.sink_init_scale == 3e-3);
+    CHECK(task.steps() == 2000);
+    CHECK(task.train.warmup == 400);
+    CHECK(task.train.min_lr == 0);
+    CHECK(task.train.beta2 == 0.999);
+    CHECK(task.train.weight_decay == 0.01);
+  }
+  CHECK(load_config("passkey", {}).train.loss == "mixed");
+  CHECK(load_config("passkey", {}).data.seq_len == 1024);
+  CHECK(load_config("niah", {}).train.loss == "span");
+  CHECK(load_config("niah", {}).data.seq_len == 256);
+}
+
 TEST_CASE("config: unknown keys and sections are refused with the nearest known one") {
   check_mentions(refusal_of_toml("[model]\nlayers = 2\nhead = 4\n"),
                  {"run.toml:3", "unknown key model.head", "4", "did you mean model.heads?"});
@@ -157,7 +181,8 @@ TEST_CASE("config: unknown keys and sections are refused with the nearest known 
                  {"model.zzzzzzzz", "the keys of section model are block, layers, heads"});
   check_mentions(refusal_of_toml("[zzzzzzzzz]\n"),
                  {"unknown section",
-                  "the sections are model, prior, data, data.copy_mixture, train, eval, checkpoint, log"});
+                  "the sections are model, prior, data, data.copy_mixture, data.passkey, data.niah, train, "
+                  "eval, checkpoint, log"});
   check_mentions(refusal_of_toml("model = 4\n"), {"model = 4", "is a section", "[model]"});
   check_mentions(refusal_of_toml("[[model]]\nheads = 4\n"), {"model", "is a section"});
   check_mentions(refusal_of_toml("\"model.heads\" = 4\n"), {"\"model.heads\"", "quotes"});
@@ -371,6 +396,15 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
                  {"train.warmup = 3", "2 steps", "train.tokens"});
   check_mentions(refused({"train.min_lr=0.02"}), {"train.min_lr = 0.02", "train.lr = 0.01"});
   check_mentions(refused({"data.copy_mixture.p_first=0.8"}), {"p_first = 0.8", "p_prev = 0.25"});
+  check_mentions(refused({"data.source=passkey"}), {"model.vocab = 64", "passkey", "set it to 70"});
+  check_mentions(refused({"data.source=passkey", "model.vocab=70"}),
+                 {"data.seq_len = 64", "too short", "passkey", "digits = 8", "at least 67"});
+  CHECK(refused({"data.source=passkey", "model.vocab=70", "data.seq_len=67"}).empty());
+  check_mentions(refused({"data.source=niah", "model.vocab=70", "data.niah.letters=50"}),
+                 {"data.seq_len = 64", "too short", "niah", "letters = 50", "at least 142"});
+  check_mentions(
+      refused({"data.source=niah", "model.vocab=70", "data.seq_len=200", "data.niah.min_depth=0.95"}),
+      {"min_depth = 0.95", "max_depth = 0.9"});
   CHECK(refused({"data.copy_mixture.p_first=0.7", "data.copy_mixture.p_prev=0.3"}).empty());
   check_mentions(refused({"data.seq_len=1"}), {"data.seq_len = 1", "at least 2"});
   check_mentions(refused({"data.source=shards"}), {"data.train is empty", "glob"});

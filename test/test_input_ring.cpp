@@ -31,11 +31,15 @@ std::int32_t target_at(std::uint64_t sequence, std::size_t t) {
   return t < sequence % 4 ? input_at(sequence, t) + 50 : -1;
 }
 
+// The answer of sequence i: its targets 1 .. i % 5 - 1, whether they count or not.
+TargetRange answer_of(std::uint64_t sequence) { return {1, static_cast<std::int64_t>(sequence % 5)}; }
+
 // Notes the sequences that are read. Reads wait while the gate is closed.
 class FabricatedSource final : public TokenSource {
  public:
   std::function<void(std::uint64_t)> failure = [](std::uint64_t) {};  // throws for the sequences that fail
   bool counts = true;                                                 // whether any target counts
+  bool answers = true;                                                // whether there are answers
 
   std::string description() const override { return "fabricated"; }
   std::uint64_t sequences() const override { return endless; }
@@ -49,6 +53,10 @@ class FabricatedSource final : public TokenSource {
       inputs[t] = input_at(index, t);
       targets[t] = counts ? target_at(index, t) : -1;
     }
+  }
+
+  TargetRange answer(std::uint64_t index) const override {
+    return answers ? answer_of(index) : TargetRange{};
   }
 
   void set_open(bool open) {
@@ -81,6 +89,9 @@ std::vector<std::uint64_t> numbers(std::uint64_t first, std::int64_t count) {
   return all;
 }
 
+std::vector<float> weights_of(const StepInputs& step) { return {step.weights.begin(), step.weights.end()}; }
+
+// Of the mean loss.
 void check_step(const StepInputs& step, std::int64_t first_sequence) {
   INFO("step from sequence " << first_sequence);
   std::vector<std::int32_t> inputs, targets;
@@ -94,6 +105,14 @@ void check_step(const StepInputs& step, std::int64_t first_sequence) {
   CHECK(std::vector(step.inputs.begin(), step.inputs.end()) == inputs);
   CHECK(std::vector(step.targets.begin(), step.targets.end()) == targets);
   CHECK(step.counted == counted);
+  CHECK(weights_of(step) == std::vector<float>(batch * length, 1.0f / static_cast<float>(counted)));
+}
+
+TokenLoss loss_of(const char* name, double span_weight) {
+  Config::Train train;
+  train.loss = name;
+  train.span_weight = span_weight;
+  return TokenLoss(train);
 }
 
 // The steps `first` .. `last` - 1 of a run from sequence `start`, each released at once.
@@ -170,6 +189,38 @@ TEST_CASE("input ring: a step none of whose targets counts is refused, naming it
   InputRing ring(*device, source, batch, length, {.first_sequence = 12, .steps = 4});
   for (int again = 0; again < 2; ++again)
     CHECK_THROWS_WITH(ring.next(), ContainsSubstring("training sequences 12 to 14"));
+}
+
+// Sequences 6, 7, 8 have 2, 3, 0 targets that count, and the answers 1 .. 0, 1 .. 1, 1 .. 2.
+TEST_CASE("input ring: span and mixed weigh the answers over the whole step, and only what is in them") {
+  const auto device = open_device("cpu");
+  for (const double span_weight : {10.0, 0.25}) {
+    FabricatedSource span_source, mixed_source;
+    InputRing span(*device, span_source, batch, length, {.first_sequence = 6, .steps = 1},
+                   loss_of("span", span_weight)),
+        mixed(*device, mixed_source, batch, length, {.first_sequence = 6, .steps = 1},
+              loss_of("mixed", span_weight));
+    const auto mean = static_cast<float>(1 / (1 + span_weight) / 5),
+               with_span = static_cast<float>(1 / (1 + span_weight) / 5 + span_weight / (1 + span_weight));
+    std::vector<float> want_span(batch * length, 0), want_mixed(batch * length, mean);
+    for (const std::size_t n : {length + 1, 2 * length + 1, 2 * length + 2}) {
+      want_span[n] = 1;  // one of them counts: target 1 of sequence 7
+      want_mixed[n] = with_span;
+    }
+    CHECK(weights_of(span.next()) == want_span);
+    const std::vector<float> got = weights_of(mixed.next());
+    for (std::size_t n = 0; n < got.size(); ++n) CHECK(got[n] == Approx(want_mixed[n]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("input ring: a step without a target in an answer is refused where the loss needs answers") {
+  const auto device = open_device("cpu");
+  for (const char* loss : {"span", "mixed"}) {
+    FabricatedSource source;
+    source.answers = false;
+    InputRing ring(*device, source, batch, length, {.first_sequence = 6, .steps = 1}, loss_of(loss, 10));
+    CHECK_THROWS_WITH(ring.next(), ContainsSubstring("sequences 6 to 8 have no target in an answer"));
+  }
 }
 
 TEST_CASE("input ring: a run without steps left has none") {

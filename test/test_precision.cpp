@@ -103,16 +103,20 @@ TEST_CASE("bf16: the gradient of 8 micro-batches is the float64 sum of theirs to
       source->read(sequence, inputs, targets);
       training.plan.model->load(*device, inputs, targets);
     };
+    const auto begin = [&] {
+      training.plan.begin_step(*device);
+      device->run(Fill{.out = training.plan.token_weights, .value = 1.0f / 512});
+    };
     std::vector<double> sum;
     for (std::uint64_t sequence = 0; sequence < 8; ++sequence) {
-      training.plan.begin_step(*device, 1.0f / 512);
+      begin();
       load(sequence);
       training.plan.add_micro_batch(*device);
       const std::vector<double> part = training.gradients();
       sum.resize(part.size());
       for (std::size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
     }
-    training.plan.begin_step(*device, 1.0f / 512);
+    begin();
     for (std::uint64_t sequence = 0; sequence < 8; ++sequence) {
       load(sequence);
       training.plan.add_micro_batch(*device);

@@ -30,6 +30,10 @@ WILD = {
 }  # soon not finite
 SPIKES = {"train.spike_z": 1, "train.spike_window": 3, "train.max_skips": 30, "train.steps": 30}
 
+TASK = {"model.vocab": 70, "data.seq_len": 80}
+PASSKEY = TASK | {"data.source": "passkey"}
+NIAH = TASK | {"data.source": "niah"}
+
 # Another value of each key, and the settings beside which it shows.
 OTHER = {
     "model.block": ("llama", {}),
@@ -64,6 +68,11 @@ OTHER = {
     "data.bos": (2, SHARDS | {"data.block": "bos"}),
     "data.copy_mixture.p_first": (0.75, {}),
     "data.copy_mixture.p_prev": (0.75, {}),
+    "data.passkey.digits": (5, PASSKEY),
+    "data.passkey.max_depth": (0.1, PASSKEY),
+    "data.niah.letters": (5, NIAH),
+    "data.niah.min_depth": (0.8, NIAH),
+    "data.niah.max_depth": (0.2, NIAH),
     "train.steps": (10, {}),
     "train.tokens": (1000, {}),
     "train.batch": (6, {}),
@@ -76,6 +85,8 @@ OTHER = {
     "train.eps": (0.5, {}),
     "train.weight_decay": (10, {}),
     "train.clip": (1e-3, {}),
+    "train.loss": ("span", PASSKEY),
+    "train.span_weight": (1, PASSKEY | {"train.loss": "mixed"}),
     "train.rounding": ("stochastic", {}),
     "train.seed": (2, {}),
     "train.deterministic": ("false", {}),

@@ -51,14 +51,25 @@ struct Config {
     double p_first = 0.25;
     double p_prev = 0.25;
   };
+  struct Passkey {
+    std::int64_t digits = 8;
+    double max_depth = 0.8;
+  };
+  struct Niah {
+    std::int64_t letters = 12;
+    double min_depth = 0.1;
+    double max_depth = 0.9;
+  };
   struct Data {
-    std::string source = "shards";  // shards, copy_mixture
+    std::string source = "shards";  // shards, copy_mixture, passkey, niah
     std::string train;              // glob pattern of shards
     std::string val;                // glob pattern of shards; empty: no validation
     std::int64_t seq_len = 2048;    // T
     std::string block = "bos";      // bos, window
     std::int64_t bos = 50256;       // token before every block in bos mode
     CopyMixture copy_mixture;
+    Passkey passkey;
+    Niah niah;
   } data;
 
   struct Train {
@@ -74,6 +85,8 @@ struct Config {
     double eps = 1e-8;
     double weight_decay = 0.1;
     double clip = 1.0;                 // 0: off
+    std::string loss = "mean";         // mean, span, mixed
+    double span_weight = 10;           // mixed: of the span's mean against the mean of all targets
     std::string rounding = "nearest";  // of the fp32 master weights to bf16: nearest, stochastic
     std::int64_t seed = 1;
     bool deterministic = true;

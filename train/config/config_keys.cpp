@@ -10,6 +10,7 @@ namespace goat {
 std::vector<Key> config_keys(Config& c) {
   constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t max_tokens = 1'000'000'000'000'000;
+  constexpr std::int64_t max_answer = 1'000;
   constexpr OnResume silent{OnResume::silent}, reported{OnResume::reported}, begun{OnResume::begun};
   constexpr OnResume same_model{OnResume::refused, "a run goes on with the model it began with"};
   constexpr OnResume same_length{
@@ -58,7 +59,7 @@ std::vector<Key> config_keys(Config& c) {
       {"prior.sink_init_scale", NumberKey{&c.prior.sink_init_scale, 0, 100}, begun,
        "std of the sink MLP's random weights"},
 
-      {"data.source", TextKey{&c.data.source, {"shards", "copy_mixture"}}, reported,
+      {"data.source", TextKey{&c.data.source, {"shards", "copy_mixture", "passkey", "niah"}}, reported,
        "token files, or a built-in task"},
       {"data.train", TextKey{&c.data.train, {}}, reported, "glob of training shards"},
       {"data.val", TextKey{&c.data.val, {}}, reported, "glob of validation shards; empty: no validation"},
@@ -70,6 +71,15 @@ std::vector<Key> config_keys(Config& c) {
        "probability that a token copies the first one"},
       {"data.copy_mixture.p_prev", NumberKey{&c.data.copy_mixture.p_prev, 0, 1}, reported,
        "probability that it copies the one before the current token"},
+      {"data.passkey.digits", IntegerKey{&c.data.passkey.digits, 1, max_answer}, reported,
+       "digits of the passkey"},
+      {"data.passkey.max_depth", NumberKey{&c.data.passkey.max_depth, 0, 1}, reported,
+       "it stands after 0 to this share of the filler"},
+      {"data.niah.letters", IntegerKey{&c.data.niah.letters, 1, max_answer}, reported,
+       "letters of the needle"},
+      {"data.niah.min_depth", NumberKey{&c.data.niah.min_depth, 0, 1}, reported,
+       "least share of the filler before the needle"},
+      {"data.niah.max_depth", NumberKey{&c.data.niah.max_depth, 0, 1}, reported, "greatest share"},
 
       {"train.steps", IntegerKey{&c.train.steps, 0, 1'000'000'000}, reported,
        "optimizer steps; 0: from train.tokens"},
@@ -93,6 +103,10 @@ std::vector<Key> config_keys(Config& c) {
        "on matrices only: not on biases, norms and the prior"},
       {"train.clip", NumberKey{&c.train.clip, 0, 1e6}, reported,
        "largest global gradient norm; 0: no clipping"},
+      {"train.loss", TextKey{&c.train.loss, {"mean", "span", "mixed"}}, reported,
+       "mean over all targets, over those of the answer (span), or (mean + span_weight * span) / "
+       "(1 + span_weight)"},
+      {"train.span_weight", NumberKey{&c.train.span_weight, 0, 1e6}, reported, "of the mixed loss"},
       {"train.rounding", TextKey{&c.train.rounding, {"nearest", "stochastic"}}, reported,
        "of the fp32 master weights to bf16"},
       {"train.seed", IntegerKey{&c.train.seed, 0, unbounded}, reported, "initialisation and data order"},

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "data/needle_task.h"
 #include "train/config/config.h"
 #include "train/config/config_keys.h"
 
@@ -113,6 +114,24 @@ void check_copy_mixture(const Config& c) {
               "set it to at least 2");
 }
 
+void check_needle_task(const Config& c, NeedleKind kind) {
+  const bool passkey = kind == NeedleKind::passkey;
+  const NeedleForm& form = needle_form(kind);
+  const std::string task = "data.source = \"" + std::string(form.name) + "\"";
+  require(c.model.vocab >= task_vocab, equals("model.vocab", c.model.vocab) + " is too small for " + task +
+                                           ", whose texts are made of " + std::to_string(task_vocab) +
+                                           " characters; set it to " + std::to_string(task_vocab));
+  const std::int64_t shortest = form.shortest(passkey ? c.data.passkey.digits : c.data.niah.letters);
+  require(c.data.seq_len >= shortest,
+          equals("data.seq_len", c.data.seq_len) + " is too short for " + task + " with " +
+              (passkey ? equals("data.passkey.digits", c.data.passkey.digits)
+                       : equals("data.niah.letters", c.data.niah.letters)) +
+              ": question and answers alone take more; set it to at least " + std::to_string(shortest));
+  require(passkey || c.data.niah.min_depth <= c.data.niah.max_depth,
+          equals("data.niah.min_depth", c.data.niah.min_depth) + " is above " +
+              equals("data.niah.max_depth", c.data.niah.max_depth) + "; lower it");
+}
+
 void check_batch(const Config& c) {
   if (c.train.batch % c.micro_batch() == 0) return;
   std::int64_t divisor = std::min(c.micro_batch(), c.train.batch);
@@ -187,6 +206,8 @@ void validate(const Config& config) {
   check_rope(config);
   if (config.data.source == "shards") check_shards(config);
   if (config.data.source == "copy_mixture") check_copy_mixture(config);
+  if (config.data.source == "passkey") check_needle_task(config, NeedleKind::passkey);
+  if (config.data.source == "niah") check_needle_task(config, NeedleKind::niah);
   check_recompute(config);
   check_batch(config);
   check_schedule(config);

@@ -78,6 +78,84 @@ tokens = 65536  # characters
 interval = 10
 )";
 
+constexpr char passkey[] = R"([model]
+layers = 12
+heads = 8
+width = 512
+vocab = 70  # characters
+
+[prior]
+pos_rank = 8
+abs_rank = 8
+init = "zero"
+sink_init_scale = 3e-3
+
+[data]
+source = "passkey"
+seq_len = 1024
+passkey.digits = 8
+passkey.max_depth = 0.8
+
+[train]
+steps = 2000
+batch = 32
+lr = 3e-4
+min_lr = 0.0
+warmup = 400
+beta1 = 0.9
+beta2 = 0.999
+weight_decay = 0.01
+clip = 1.0
+loss = "mixed"
+span_weight = 10.0
+
+[eval]
+interval = 250
+tokens = 65536
+
+[log]
+interval = 10
+)";
+
+constexpr char niah[] = R"([model]
+layers = 12
+heads = 8
+width = 512
+vocab = 70  # characters
+
+[prior]
+pos_rank = 8
+abs_rank = 8
+init = "zero"
+sink_init_scale = 3e-3
+
+[data]
+source = "niah"
+seq_len = 256
+niah.letters = 12
+niah.min_depth = 0.1
+niah.max_depth = 0.9
+
+[train]
+steps = 2000
+batch = 32
+lr = 3e-4
+min_lr = 0.0
+warmup = 400
+beta1 = 0.9
+beta2 = 0.999
+weight_decay = 0.01
+clip = 1.0
+loss = "span"
+
+[eval]
+interval = 250
+tokens = 65536
+
+[log]
+interval = 10
+)";
+
 constexpr const char* c4_125m = R"(# The published C4 run (goat.md): 4.0e9 tokens of allenai/c4 en.
 [model]
 layers = 12
@@ -169,6 +247,85 @@ milestone = 5000
 interval = 10
 )";
 
+constexpr const char* genome_25m =
+    R"(# The human genome as the published code runs it, 25M parameters. The schedule is our choice.
+[model]
+layers = 8
+heads = 8
+width = 512
+vocab = 5  # A C G N T
+
+[prior]
+pos_rank = 2
+abs_rank = 8
+init = "zero"
+
+[data]
+source = "shards"
+train = "data/genome/train_*.bin"
+val = "data/genome/val_*.bin"
+seq_len = 1024
+block = "window"
+
+[train]
+steps = 1000
+batch = 8
+lr = 3e-4
+min_lr = 3e-5
+warmup = 100
+beta1 = 0.9
+beta2 = 0.999
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+interval = 100
+tokens = 1048576
+
+[log]
+interval = 10
+)";
+
+constexpr const char* genome_125m =
+    R"(# The human genome at the published depth and width: 84M parameters (the paper's
+# 125M count a larger vocabulary). The schedule is our choice.
+[model]
+layers = 12
+heads = 12
+width = 768
+vocab = 5  # A C G N T
+
+[prior]
+pos_rank = 2
+abs_rank = 8
+init = "zero"
+
+[data]
+source = "shards"
+train = "data/genome/train_*.bin"
+val = "data/genome/val_*.bin"
+seq_len = 1024
+block = "window"
+
+[train]
+steps = 1000
+batch = 8
+lr = 3e-4
+min_lr = 3e-5
+warmup = 100
+beta1 = 0.9
+beta2 = 0.999
+weight_decay = 0.1
+clip = 1.0
+
+[eval]
+interval = 100
+tokens = 1048576
+
+[log]
+interval = 10
+)";
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
@@ -181,9 +338,19 @@ const std::vector<Preset>& presets() {
        "4-layer byte-level GPT on tinyshakespeare (data/shakespeare): perplexity beyond the training length, "
        "minutes on a CPU",
        shakespeare},
+      {"passkey",
+       "built-in task: find 8 digits in random letters, T = 1024; 12 layers, needs no data, for a GPU",
+       passkey},
+      {"niah",
+       "built-in task: a needle in a haystack of four letters, T = 256; 12 layers, needs no data, for a GPU",
+       niah},
       {"c4_125m", "the published 125M GPT on C4 (data/c4), T = 2048, 4.0e9 tokens", c4_125m},
       {"fineweb_1b", "the published 1.2B Llama-style GPT on FineWeb (data/fineweb), T = 2048, 3.15e9 tokens",
        fineweb_1b},
+      {"genome_25m", "25M GPT on the human genome (data/genome), T = 1024, 1,000 steps", genome_25m},
+      {"genome_125m",
+       "GPT of 125M size (84M with 5 tokens) on the human genome (data/genome), T = 1024, 1,000 steps",
+       genome_125m},
   };
   return all;
 }

@@ -52,6 +52,15 @@ void add_losses(TokenLosses& result, std::span<const float> losses, std::span<co
   }
 }
 
+void add_answer(TokenLosses& result, TargetRange answer, std::span<const float> losses,
+                std::span<const std::int32_t> targets) {
+  for (auto t = static_cast<std::size_t>(answer.first); t < static_cast<std::size_t>(answer.end); ++t) {
+    if (targets[t] < 0) continue;
+    result.answer_sum += static_cast<double>(losses[t]);
+    ++result.answer_counted;
+  }
+}
+
 void keep_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
   for (std::size_t n = 0; n < losses.size(); ++n)
     result.per_token.push_back(targets[n] < 0 ? std::numeric_limits<float>::quiet_NaN() : losses[n]);
@@ -170,6 +179,11 @@ TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cu
     device.download(losses.data(), model.losses().data, model.losses().bytes());
     const std::size_t read = static_cast<std::size_t>(count) * length;
     add_losses(result, std::span(losses).first(read), std::span(targets).first(read));
+    for (std::int64_t b = 0; b < count; ++b) {
+      const std::size_t offset = static_cast<std::size_t>(b) * length;
+      add_answer(result, source.answer(static_cast<std::uint64_t>(first + b)),
+                 std::span(losses).subspan(offset, length), std::span(targets).subspan(offset, length));
+    }
     if (keep_per_token) keep_losses(result, std::span(losses).first(read), std::span(targets).first(read));
     if (progress) progress(first + count);
   }

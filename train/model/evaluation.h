@@ -48,9 +48,13 @@ struct TokenLosses {
   std::vector<std::int64_t> counted;  // [T], number of targets in each sum
   // [sequences, T], NaN for a target that is not counted. Empty unless keep_per_token.
   std::vector<float> per_token;
+  double answer_sum = 0;  // over the answers (TokenSource::answer)
+  std::int64_t answer_counted = 0;
 
   std::int64_t tokens() const;  // number of counted targets
   double nll() const;           // mean loss per counted target
+  // The same over the answers. 0 if there are none.
+  double answer_nll() const { return answer_counted ? answer_sum / static_cast<double>(answer_counted) : 0; }
   // Mean loss by position: one bin for each position below 4, then two bins an octave ([4, 6), [6, 8),
   // [8, 12), ...). The last bin ends at T.
   std::vector<CurveBin> curve() const;

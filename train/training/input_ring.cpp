@@ -8,17 +8,31 @@
 
 namespace goat {
 
+namespace {
+constexpr std::size_t bytes_a_token = 2 * sizeof(std::int32_t) + sizeof(float);
+
+std::int64_t counted_in(std::span<const std::int32_t> targets) {
+  return std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; });
+}
+}  // namespace
+
 InputRing::InputRing(Device& device, TokenSource& source, std::int64_t batch, std::int64_t length,
-                     Range range)
+                     Range range, TokenLoss loss)
     : source_(source),
       batch_(batch),
       length_(static_cast<std::size_t>(length)),
       range_(range),
-      memory_(device, slots * 2 * static_cast<std::size_t>(batch) * length_ * sizeof(std::int32_t)) {
+      loss_(loss),
+      memory_(device, slots * static_cast<std::size_t>(batch) * length_ * bytes_a_token) {
   const std::size_t tokens = static_cast<std::size_t>(batch) * length_;
-  auto* next = static_cast<std::int32_t*>(memory_.data());
-  for (std::size_t i = 0; i < slots; ++i, next += 2 * tokens)
-    slots_.push_back({.step = {.inputs = {next, tokens}, .targets = {next + tokens, tokens}}});
+  auto* const ids = static_cast<std::int32_t*>(memory_.data());  // of all slots, then their weights
+  auto* const weights = reinterpret_cast<float*>(ids + slots * 2 * tokens);
+  for (std::size_t i = 0; i < slots; ++i) {
+    std::int32_t* const inputs = ids + i * 2 * tokens;
+    slots_.push_back({.step = {.inputs = {inputs, tokens},
+                               .targets = {inputs + tokens, tokens},
+                               .weights = {weights + i * tokens, tokens}}});
+  }
 }
 
 InputRing::~InputRing() {
@@ -79,12 +93,27 @@ void InputRing::fill(Slot& slot, std::int64_t step) {
     source_.read(static_cast<std::uint64_t>(first + b), inputs.inputs.subspan(offset, length_),
                  inputs.targets.subspan(offset, length_));
   }
-  inputs.counted = std::ranges::count_if(inputs.targets, [](std::int32_t target) { return target >= 0; });
-  if (inputs.counted == 0)
-    throw DataError("training sequences " + std::to_string(first) + " to " +
-                    std::to_string(first + batch_ - 1) +
-                    " have no target that counts in the loss; look at the data of this step, or raise "
-                    "train.batch");
+  weigh(inputs, first);
+}
+
+void InputRing::weigh(StepInputs& inputs, std::int64_t first_sequence) const {
+  const auto answer_in = [&](auto tokens, std::int64_t b) {
+    const TargetRange answer = source_.answer(static_cast<std::uint64_t>(first_sequence + b));
+    return tokens.subspan(static_cast<std::size_t>(b) * length_ + static_cast<std::size_t>(answer.first),
+                          static_cast<std::size_t>(answer.size()));
+  };
+  std::int64_t answers = 0;
+  for (std::int64_t b = 0; b < batch_; ++b) answers += counted_in(answer_in(inputs.targets, b));
+  inputs.counted = counted_in(inputs.targets);
+  if ((loss_.needs_answers() ? answers : inputs.counted) == 0)
+    throw DataError("training sequences " + std::to_string(first_sequence) + " to " +
+                    std::to_string(first_sequence + batch_ - 1) + " have no target " +
+                    (loss_.needs_answers() ? "in an answer" : "that counts in the loss") +
+                    "; look at the data of this step, or raise train.batch");
+  const auto [answer, other] = loss_.weights(inputs.counted, answers);
+  std::ranges::fill(inputs.weights, other);
+  if (!loss_.needs_answers()) return;
+  for (std::int64_t b = 0; b < batch_; ++b) std::ranges::fill(answer_in(inputs.weights, b), answer);
 }
 
 }  // namespace goat

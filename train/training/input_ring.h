@@ -12,13 +12,15 @@
 
 #include "data/token_source.h"
 #include "kernels/device.h"
+#include "train/training/token_loss.h"
 
 namespace goat {
 
 // The sequences of one step.
 struct StepInputs {
-  std::int64_t counted = 0;                     // number of targets that count in the loss
+  std::int64_t counted = 0;                     // number of targets that are not -1
   std::span<std::int32_t> inputs{}, targets{};  // [batch, T], memory of Device::allocate_host
+  std::span<float> weights{};                   // [batch, T], of the targets' losses in the step's loss
 };
 
 class InputRing {
@@ -28,14 +30,15 @@ class InputRing {
   struct Range {
     std::int64_t first_sequence, steps;
   };
-  // Reads the steps of `range`, each of `batch` sequences of `length` tokens. The thread starts with the
-  // first next().
-  InputRing(Device& device, TokenSource& source, std::int64_t batch, std::int64_t length, Range range);
+  // Reads the steps of `range`, each of `batch` sequences of `length` tokens, whose targets `loss` weighs.
+  // The thread starts with the first next().
+  InputRing(Device& device, TokenSource& source, std::int64_t batch, std::int64_t length, Range range,
+            TokenLoss loss = {});
   ~InputRing();
 
   // The inputs of the next step; waits until they are read. They stay as they are until they are released.
-  // Throws what the source threw for this step, and DataError if no target of it counts; again, if called
-  // again. Throws std::logic_error after the last step.
+  // Throws what the source threw for this step, and DataError if no target of it counts in the loss; again,
+  // if called again. Throws std::logic_error after the last step.
   const StepInputs& next();
   // The device has read the oldest inputs that next() returned.
   void release();
@@ -47,11 +50,13 @@ class InputRing {
   };
   void read_ahead();
   void fill(Slot& slot, std::int64_t step);
+  void weigh(StepInputs& inputs, std::int64_t first_sequence) const;
 
   TokenSource& source_;
   const std::int64_t batch_;
   const std::size_t length_;
   const Range range_;
+  const TokenLoss loss_;
   HostBuffer memory_;
   std::deque<Slot> slots_;
   std::mutex mutex_;

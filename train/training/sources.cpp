@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "data/copy_mixture.h"
+#include "data/needle_task.h"
 #include "data/shard_source.h"
 
 namespace goat {
@@ -20,6 +21,43 @@ std::unique_ptr<TokenSource> open_copy_mixture(const Config& config, bool valida
                          .validation = validation});
 }
 
+// Null if the source of the config is another.
+std::unique_ptr<TokenSource> make_needle_task(const Config& config, bool validation,
+                                              std::optional<double> depth = {}) {
+  const auto& [digits, passkey_depth] = config.data.passkey;
+  const auto& [letters, min_depth, max_depth] = config.data.niah;
+  NeedleTaskOptions options{.seq_len = config.data.seq_len,
+                            .seed = static_cast<std::uint64_t>(config.train.seed),
+                            .validation = validation};
+  if (config.data.source == "passkey") {
+    options.kind = NeedleKind::passkey;
+    options.answer_length = digits;
+    options.min_depth = depth.value_or(0);
+    options.max_depth = depth.value_or(passkey_depth);
+  } else if (config.data.source == "niah") {
+    options.kind = NeedleKind::niah;
+    options.answer_length = letters;
+    options.min_depth = depth.value_or(min_depth);
+    options.max_depth = depth.value_or(max_depth);
+  } else {
+    return nullptr;
+  }
+  return std::make_unique<NeedleTask>(options);
+}
+
+// Null if the data are shards.
+std::unique_ptr<TokenSource> open_generated(const Config& config, bool validation) {
+  if (config.data.source == "copy_mixture") return open_copy_mixture(config, validation);
+  return make_needle_task(config, validation);
+}
+
+void require_answers(const Config& config, const TokenSource& source) {
+  if (config.train.loss == "mean" || !source.answer(0).empty()) return;
+  throw ConfigError("train.loss = \"" + config.train.loss + "\" weighs the answers, but data.source = \"" +
+                    config.data.source +
+                    "\" asks no question; set train.loss to mean, or data.source to passkey or niah");
+}
+
 // The folder where prepare.py must write shards so that `pattern` matches them. Empty if the pattern does
 // not determine it.
 std::string folder_to_prepare(const std::string& pattern) {
@@ -32,10 +70,22 @@ std::string folder_to_prepare(const std::string& pattern) {
   return folder.empty() ? "." : folder.find(' ') == std::string::npos ? folder : "'" + folder + "'";
 }
 
+// The subcommand of prepare.py that makes the data of a preset, for a folder of the preset's name and its
+// vocabulary. Empty if there is none.
+std::string subcommand_of_preset(const std::string& folder, const std::string& tokenizer,
+                                 std::int64_t vocab) {
+  const std::string name = std::filesystem::path(folder).filename().string();
+  if (tokenizer == "gpt2" && (name == "c4" || name == "fineweb")) return name + " --out " + folder;
+  if (vocab == 5 && name == "genome") return "fasta --input FILE.fa.gz --out " + folder;
+  return "";
+}
+
 // The command that makes shards for this config that `pattern` matches.
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
   const std::string check = "check data.train and data.val (relative paths begin in the current folder)";
+  if (const std::string preset = subcommand_of_preset(folder, tokenizer, config.model.vocab); !preset.empty())
+    return check + ", or make the shards:\n  .venv/bin/python data/prepare.py " + preset;
   if (tokenizer.empty() || tokenizer == "dna")
     return check +
            "; data/prepare.py text makes shards of bytes (model.vocab = 256) and of GPT-2's tokens (50257), "
@@ -79,21 +129,27 @@ std::string tokenizer_text(const Config& config, const TokenSource& data) {
 }
 
 std::unique_ptr<TokenSource> open_training_source(const Config& config) {
-  if (config.data.source == "copy_mixture") return open_copy_mixture(config, false);
-  return open_shards(config, config.data.train, true);
+  auto source = open_generated(config, false);
+  if (!source) source = open_shards(config, config.data.train, true);
+  require_answers(config, *source);
+  return source;
 }
 
 std::unique_ptr<TokenSource> open_validation_source(const Config& config) {
   if (config.eval.tokens == 0) return nullptr;
-  if (config.data.source == "copy_mixture") return open_copy_mixture(config, true);
+  if (auto generated = open_generated(config, true)) return generated;
   return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false);
 }
 
 std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
                                                     const std::vector<std::string>& files) {
-  if (config.data.source == "copy_mixture") return open_copy_mixture(config, true);
+  if (auto generated = open_generated(config, true)) return generated;
   if (files.empty() && config.data.val.empty()) return nullptr;
   return open_shards(config, config.data.val, false, files);
+}
+
+std::unique_ptr<TokenSource> open_needle_task(const Config& config, std::optional<double> depth) {
+  return make_needle_task(config, true, depth);
 }
 
 }  // namespace goat

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,8 @@
 
 namespace goat {
 
-// These throw DataError if the data cannot be used.
+// These throw DataError if the data cannot be used, and ConfigError if train.loss asks for answers that they
+// do not have.
 std::unique_ptr<TokenSource> open_training_source(const Config& config);
 std::unique_ptr<TokenSource> open_validation_source(const Config& config);  // null if the config has none
 
@@ -25,5 +27,9 @@ std::string tokenizer_text(const Config& config, const TokenSource& data);
 // has no validation data.
 std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
                                                     const std::vector<std::string>& files);
+
+// The validation samples of the config's retrieval task (passkey, niah), all at `depth` if it is given. Null
+// if its source is another.
+std::unique_ptr<TokenSource> open_needle_task(const Config& config, std::optional<double> depth = {});
 
 }  // namespace goat

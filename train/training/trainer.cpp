@@ -64,7 +64,7 @@ void Trainer::allocate() {
   try {
     exchange_.emplace(device_, 2 * sizeof(Exchange));
     inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
-                    InputRing::Range{state_.sequences, steps_ - state_.step});
+                    InputRing::Range{state_.sequences, steps_ - state_.step}, TokenLoss(config().train));
   } catch (const std::bad_alloc&) {
     throw std::runtime_error("out of memory on the host: the inputs of " + std::to_string(InputRing::slots) +
                              " steps are kept there, each of train.batch = " +
@@ -126,10 +126,11 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
   device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(Exchange::controls));
-  plan_.begin_step(device_, 1.0f / static_cast<float>(inputs.counted));
+  plan_.begin_step(device_);
   const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
   for (std::size_t done = 0; done < inputs.inputs.size(); done += tokens) {
-    model_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens));
+    plan_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens),
+                       inputs.weights.subspan(done, tokens));
     enqueue_micro_batch();
   }
   plan_.measure_gradients(device_);
@@ -201,7 +202,8 @@ std::optional<double> Trainer::validate() {
   const auto there = std::min(validation_->sequences(), static_cast<std::uint64_t>(wanted));
   const Cut cut{.length = length, .sequences = static_cast<std::int64_t>(there)};
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
-  state_.validation_loss = measure_losses(model_, device_, *validation_, cut, false).nll();
+  const TokenLosses losses = measure_losses(model_, device_, *validation_, cut, false);
+  state_.validation_loss = TokenLoss(config().train).of(losses);
   return state_.validation_loss;
 }
 

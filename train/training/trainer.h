@@ -48,15 +48,15 @@ class Trainer {
   void restore(const std::filesystem::path& checkpoint);
 
   // Enqueues the next step of the run, on the next train.batch sequences of the training source. The loss and
-  // its gradient are means over the step's counted targets. Then waits for the step before, if it still runs,
-  // and returns its result. Throws DataError, and what the device throws.
+  // its gradient are those of train.loss over all targets of the step. Then waits for the step before, if it
+  // still runs, and returns its result. Throws DataError, and what the device throws.
   std::optional<StepResult> step();
   // Waits for the step that still runs. nullopt if there is none.
   std::optional<StepResult> finish_step();
   // Number of steps enqueued so far, over the whole run.
   std::int64_t enqueued() const { return state_.step + (running_ ? 1 : 0); }
 
-  // Mean loss in nats per token over the first eval.tokens tokens of the validation source, in whole
+  // train.loss, in nats per token, over the first eval.tokens tokens of the validation source, in whole
   // sequences: at least one, fewer if the source ends earlier. nullopt if there is no validation source.
   std::optional<double> validate();
 

@@ -19,7 +19,7 @@ TrainingPlan::TrainingPlan(const Config& config_, const Device& device)
       [this](Device& survey) {
         parameters.bind();
         model->bind(survey);
-        begin_step(survey, 1);
+        begin_step(survey);
         add_micro_batch(survey);
         measure_gradients(survey);
         update(survey);
@@ -31,10 +31,15 @@ Rounding TrainingPlan::rounding() const {
   return config.train.rounding == "stochastic" ? Rounding::stochastic : Rounding::nearest;
 }
 
-void TrainingPlan::begin_step(Device& device, float token_weight) const {
+void TrainingPlan::begin_step(Device& device) const {
   device.set_zero(&scalars()->loss, sizeof scalars()->loss);
-  device.run(Fill{.out = token_weights, .value = token_weight});
   parameters.zero_gradients(device);
+}
+
+void TrainingPlan::enqueue_load(Device& device, std::span<const std::int32_t> inputs,
+                                std::span<const std::int32_t> targets, std::span<const float> weights) const {
+  model->enqueue_load(device, inputs, targets);
+  device.enqueue_upload(token_weights.data, weights.data(), weights.size_bytes());
 }
 
 void TrainingPlan::add_micro_batch(Device& device) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "train/config/config.h"
 #include "train/memory/memory.h"
@@ -17,8 +18,11 @@ struct TrainingPlan {
   TrainingPlan(const TrainingPlan&) = delete;
 
   StepState* scalars() const { return static_cast<StepState*>(state.data); }
-  // Clears the step's loss and gradients. Its loss is `token_weight` times the sum of its tokens' losses.
-  void begin_step(Device& device, float token_weight) const;
+  void begin_step(Device& device) const;  // clears the step's loss and gradients
+  // Loads a micro-batch from memory of Device::allocate_host, which the device reads later. `weights` are
+  // those of its targets' losses in the step's loss.
+  void enqueue_load(Device& device, std::span<const std::int32_t> inputs,
+                    std::span<const std::int32_t> targets, std::span<const float> weights) const;
   // Computes the loss and gradients of the loaded micro-batch and adds them to the step's.
   void add_micro_batch(Device& device);
   void measure_gradients(Device& device) const;  // sets the scalars that decide on the update
@@ -31,7 +35,7 @@ struct TrainingPlan {
   MemoryPlan memory;
   std::optional<Model> model;
   Tensor state;          // one StepState
-  Tensor token_weights;  // f32 [N], the step's token_weight
+  Tensor token_weights;  // f32 [N], of the micro-batch's losses in the step's loss
   Tensor workspace;      // temporary memory of operations
 };
 
