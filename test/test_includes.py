@@ -20,6 +20,7 @@ FLOORS = [
     "train/run",
     "train/training",
     "train/profile",
+    "train/eval",
     "train/commands",
 ]
 MOST_SOURCES = 13  # of a folder in train/

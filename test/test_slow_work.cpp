@@ -1,6 +1,6 @@
 // The lines of long work.
 
-#include "train/commands/slow_work.h"
+#include "train/speed/slow_work.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -14,8 +14,8 @@
 
 #include "kernels/prior_setup.h"
 #include "train/commands/analysis_report.h"
-#include "train/commands/evaluation_data.h"
-#include "train/commands/slow_work.h"
+#include "train/eval/evaluation_data.h"
+#include "train/speed/slow_work.h"
 #include "train/config/counted.h"
 #include "train/files/files.h"
 #include "train/files/json_file.h"

@@ -78,6 +78,17 @@ CLI::Validator positive_number() {
           ""};
 }
 
+// From 0 to 1.
+CLI::Validator share() {
+  return {[](const std::string& word) {
+            char* end = nullptr;
+            const double value = std::strtod(word.c_str(), &end);
+            const bool good = !word.empty() && *end == '\0' && value >= 0 && value <= 1;
+            return good ? std::string() : "\"" + word + "\" is not allowed; expected a number from 0 to 1";
+          },
+          ""};
+}
+
 void add_training(CLI::App& app, TrainOptions& options) {
   app.add_option("--config", options.config, "preset or .toml file")
       ->type_name("NAME|FILE.toml")
@@ -144,12 +155,14 @@ void add_model(CLI::App& command, std::string& checkpoint, std::string& precisio
 }
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
-  CLI::App& command = *app.add_subcommand("eval", "perplexity of a trained model at a list of lengths");
+  CLI::App& command =
+      *app.add_subcommand("eval", "perplexity or answers of a trained model at a list of lengths");
   add_model(command, options.checkpoint, options.precision);
   add_data(command, options.data, "to evaluate on");
   command
       .add_option("--lengths", options.lengths,
-                  "sequence lengths, as in 256,512,1024 (default: the training length)")
+                  "sequence lengths, as in 256,512,1024 (default: the training length; passkey and niah: as "
+                  "published)")
       ->type_name("N,N")
       ->delimiter(',')
       ->check(integer(1, longest_sequence));
@@ -160,6 +173,17 @@ CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")
       ->type_name("N")
       ->check(integer(1, most_tokens));
+  command
+      .add_option("--samples", options.samples,
+                  "passkey, niah: samples of each length and depth (default: 40, 20)")
+      ->type_name("N")
+      ->check(integer(1, most_samples));
+  command
+      .add_option("--depths", options.depths,
+                  "passkey, niah: where in the filler, as in 0.1,0.5,0.9 (default: niah 0.1,0.3,0.5,0.7,0.9)")
+      ->type_name("X,X")
+      ->delimiter(',')
+      ->check(share());
   command.add_option("--per-token", options.per_token, "write the loss of every token")
       ->type_name("FILE.npy")
       ->check(name());

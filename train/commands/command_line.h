@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "train/commands/analyze.h"
-#include "train/commands/evaluate.h"
+#include "train/eval/evaluate.h"
 #include "train/commands/sample.h"
 
 namespace goat {

@@ -1,6 +1,8 @@
 #include "train/model/head.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "train/model/model_parameters.h"
 
@@ -50,11 +52,18 @@ void Head::compute_losses(Device& device, const Tensor& normed, float weight, co
   }
 }
 
-Tensor Head::next_logits(Device& device, const Tensor& normed, std::int64_t row) const {
-  const Tensor logits = logits_.slice(0, 0, 1);
+Tensor Head::logits(Device& device, const Tensor& normed, std::int64_t first, std::int64_t rows) const {
+  if (rows > most_rows())
+    throw std::invalid_argument("Head::logits: " + std::to_string(rows) + " rows, there is memory for " +
+                                std::to_string(most_rows()));
+  const Tensor logits = logits_.slice(0, 0, rows);
   device.run(LinearForward{
-      .out = logits, .x = normed.slice(0, row, 1), .weight = weight_->value, .bias = {}, .tf32 = tf32_});
-  return logits.slice(1, 0, vocab_);
+      .out = logits, .x = normed.slice(0, first, rows), .weight = weight_->value, .bias = {}, .tf32 = tf32_});
+  return logits;
+}
+
+Tensor Head::next_logits(Device& device, const Tensor& normed, std::int64_t row) const {
+  return logits(device, normed, row, 1).slice(1, 0, vocab_);
 }
 
 }  // namespace goat

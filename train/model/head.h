@@ -17,8 +17,12 @@ class Head {
   // never holds the logits of all tokens.
   void compute_losses(Device& device, const Tensor& normed, float weight, const Tensor& token_weights,
                       const Tensor& dnormed) const;
-  // Logits [1, V] of the token that follows `row` of normed, in the activations' dtype. Valid until the next
+  // Logits [rows, V_p] of the tokens that follow the rows first .. first + rows - 1 of normed, in the
+  // activations' dtype; the vocabulary is the first V columns. At most most_rows(). Valid until the next
   // call.
+  Tensor logits(Device& device, const Tensor& normed, std::int64_t first, std::int64_t rows) const;
+  std::int64_t most_rows() const { return logits_.shape[0]; }
+  // The same of one row, without the padding: [1, V].
   Tensor next_logits(Device& device, const Tensor& normed, std::int64_t row) const;
 
   const Tensor& targets() const { return targets_; }  // i32 [N], to be filled; -1 is not counted

@@ -42,6 +42,12 @@ class Model {
   // token_weights: f32 [N], or absent: all 1.
   void forward_backward(Device& device, float weight, const Tensor& token_weights = {});
   const Tensor& losses() const { return head_.losses(); }
+  // After forward(): the logits [rows, V_p] of the tokens that follow the loaded inputs first ..
+  // first + rows - 1, for at most most_logit_rows() rows. See Head::logits.
+  Tensor logits(Device& device, std::int64_t first, std::int64_t rows) const {
+    return head_.logits(device, trunk_.output(), first, rows);
+  }
+  std::int64_t most_logit_rows() const { return head_.most_rows(); }
 
   // See Trunk::set_attention_observer.
   void set_attention_observer(Trunk::AttentionObserver observer) {

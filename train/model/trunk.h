@@ -22,6 +22,7 @@ class Trunk {
   // Returns the final norm's output [N, C] for the residual stream [N, C]. Tokens of the pass are added to
   // the cache.
   const Tensor& forward(Device& device, const Tensor& stream);
+  const Tensor& output() const { return normed_; }  // of the latest pass
   // The gradient of that output [N, C], to be written before backward.
   const Tensor& output_gradient() const { return shared_.dnorm; }
   // Returns the gradient of the stream and adds to the parameters' gradients.

@@ -1,4 +1,4 @@
-// `eval`: perplexity of a trained model at a list of lengths.
+// `eval`: perplexity or answers of a trained model at a list of lengths.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,15 @@ struct EvalOptions {
   // make 819,200 tokens.
   std::string protocol = "recut";
   std::optional<std::int64_t> tokens;  // recut: at most this many tokens; nullopt: all of the data
-  std::string per_token;               // .npy file for the loss of every token; empty: none
-  std::string json;                    // .json file for the results; empty: none
+  // Of a retrieval task, each nullopt or empty: as published.
+  std::optional<std::int64_t> samples;  // of each length and depth
+  std::vector<double> depths;           // shares of the filler before what is to be found
+  std::string per_token;                // .npy file for the loss of every token; empty: none
+  std::string json;                     // .json file for the results; empty: none
 };
 
-// Prints a table of perplexities and writes the requested files. Returns the exit code.
+// Prints a table of perplexities, or of the answers to a retrieval task (train/eval/retrieval.h), and writes
+// the requested files. Returns the exit code.
 int run_eval(const EvalOptions& options, Device& device);
 
 }  // namespace goat

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,11 @@ class EvaluationData {
   bool generated() const { return generated_; }                 // the data come from a built-in task
   const std::string& name() const { return config_.data.val; }  // name of the shards, for the user
 
-  // The data as sequences of `length` tokens. Throws DataError.
-  std::unique_ptr<TokenSource> open(std::int64_t length) const;
+  bool has_answers() const;  // they come from a retrieval task
+
+  // The data as sequences of `length` tokens. Throws DataError. For a retrieval task, all samples at `depth`
+  // if it is given; throws ConfigError if `length` is too short for it.
+  std::unique_ptr<TokenSource> open(std::int64_t length, std::optional<double> depth = {}) const;
 
  private:
   Config config_;

@@ -1,4 +1,4 @@
-#include "train/commands/slow_work.h"
+#include "train/speed/slow_work.h"
 
 #include <condition_variable>
 #include <cstdio>

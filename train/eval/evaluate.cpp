@@ -1,4 +1,4 @@
-#include "train/commands/evaluate.h"
+#include "train/eval/evaluate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,14 +12,16 @@
 #include <set>
 #include <utility>
 
-#include "train/commands/evaluation_data.h"
-#include "train/commands/slow_work.h"
 #include "train/config/counted.h"
+#include "train/eval/evaluation_data.h"
+#include "train/eval/heading.h"
+#include "train/eval/retrieval.h"
 #include "train/files/files.h"
 #include "train/files/json_file.h"
 #include "train/files/npy.h"
 #include "train/model/evaluation.h"
 #include "train/run/trained_model.h"
+#include "train/speed/slow_work.h"
 
 namespace goat {
 
@@ -67,12 +69,19 @@ void check_files(const EvalOptions& options) {
   }
 }
 
+template <class Number>
+void require_distinct(const char* option, const char* noun, const std::vector<Number>& numbers) {
+  std::set<Number> seen;
+  for (const Number number : numbers)
+    if (!seen.insert(number).second)
+      throw ConfigError(std::string(option) + ": " + nlohmann::json(number).dump() +
+                        " is there twice; give each " + noun + " once");
+}
+
 // Checks the options that do not depend on the model and the data. The command line has checked each number.
 void check_options(const EvalOptions& options) {
-  std::set<std::int64_t> seen;
-  for (const std::int64_t length : options.lengths)
-    if (!seen.insert(length).second)
-      throw ConfigError("--lengths: " + std::to_string(length) + " is there twice; give each length once");
+  require_distinct("--lengths", "length", options.lengths);
+  require_distinct("--depths", "depth", options.depths);
   if (options.protocol != "recut" && options.protocol != "paper")
     throw ConfigError("--protocol \"" + options.protocol + "\" is not allowed; expected recut or paper");
   if (options.tokens && options.protocol == "paper")
@@ -148,8 +157,7 @@ void print_validation(const Plan& plan, std::int64_t length) {
 
 void print_heading(const TrainedModel& model, const EvalOptions& options, const EvaluationData& data,
                    const Plan& plan) {
-  std::printf("model     %s, step %lld, trained at length %lld\n", model.checkpoint().c_str(),
-              static_cast<long long>(model.step()), static_cast<long long>(model.config().data.seq_len));
+  print_model(model);
   std::printf("data      %s\n", plan.description.c_str());
   if (options.protocol == "paper")
     std::printf("protocol  paper: 100 sequences up to 8,192 tokens, then as many as keep 819,200 tokens\n");
@@ -191,13 +199,9 @@ nlohmann::json to_json(const Row& row, const TokenLosses& losses) {
 
 nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& options, const Plan& plan,
                             const Device& device) {
-  nlohmann::json json = {{"checkpoint", model.checkpoint().string()},
-                         {"step", model.step()},
-                         {"train_length", model.config().data.seq_len},
-                         {"data", plan.description},
-                         {"protocol", options.protocol},
-                         {"device", device.info().description},
-                         {"results", nlohmann::json::array()}};
+  nlohmann::json json = heading_of(model, device);
+  json["data"] = plan.description;
+  json["protocol"] = options.protocol;
   if (options.protocol == "recut") json["tokens_left_out"] = plan.left_out;
   if (plan.validation > 0) json["validation_tokens"] = plan.validation;
   return json;
@@ -238,6 +242,11 @@ int run_eval(const EvalOptions& options, Device& device) {
   const EvaluationData data(model, options.data);
   if (data.none())
     throw ConfigError("the run has no validation data (data.val is empty); name some with --data GLOB");
+  if (data.has_answers()) return run_retrieval_eval(options, model, data, device);
+  if (options.samples || !options.depths.empty())
+    throw ConfigError(std::string(options.samples ? "--samples" : "--depths") +
+                      " is for runs of passkey and niah; this one has data.source = \"" +
+                      model.config().data.source + "\"");
   const Plan plan = make_plan(options, model.config(), data);
   print_heading(model, options, data, plan);
   nlohmann::json json = heading_json(model, options, plan, device);

@@ -1,7 +1,8 @@
-#include "train/commands/evaluation_data.h"
+#include "train/eval/evaluation_data.h"
 
 #include <algorithm>
 #include <cstdio>
+#include <stdexcept>
 
 #include "data/shard_source.h"
 #include "train/run/run_paths.h"
@@ -66,10 +67,16 @@ EvaluationData::EvaluationData(const TrainedModel& model, const std::vector<std:
   }
 }
 
-std::unique_ptr<TokenSource> EvaluationData::open(std::int64_t length) const {
+bool EvaluationData::has_answers() const { return open_needle_task(config_) != nullptr; }
+
+std::unique_ptr<TokenSource> EvaluationData::open(std::int64_t length, std::optional<double> depth) const {
   Config config = config_;
   config.data.seq_len = length;
-  return open_evaluation_source(config, files_);
+  try {
+    return depth ? open_needle_task(config, depth) : open_evaluation_source(config, files_);
+  } catch (const std::invalid_argument& error) {
+    throw ConfigError("length " + std::to_string(length) + ": " + error.what());
+  }
 }
 
 }  // namespace goat

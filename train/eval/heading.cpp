@@ -1,0 +1,21 @@
+#include "train/eval/heading.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace goat {
+
+void print_model(const TrainedModel& model) {
+  std::printf("model     %s, step %lld, trained at length %lld\n", model.checkpoint().c_str(),
+              static_cast<long long>(model.step()), static_cast<long long>(model.config().data.seq_len));
+}
+
+nlohmann::json heading_of(const TrainedModel& model, const Device& device) {
+  return {{"checkpoint", model.checkpoint().string()},
+          {"step", model.step()},
+          {"train_length", model.config().data.seq_len},
+          {"device", device.info().description},
+          {"results", nlohmann::json::array()}};
+}
+
+}  // namespace goat
