@@ -506,7 +506,7 @@ def test_lines_say_whether_their_loss_is_a_mean(run_binary, tmp_path):
 def test_the_advice_on_missing_data_is_the_configs_own_command(run_binary):
     for config, words in {
         "shakespeare": "--tokenizer bytes --out data/shakespeare FILE",
-        "c4_125m": "--tokenizer gpt2 --out data/c4 FILE",
+        "c4_125m": "--tokenizer gpt2 --out data/mine FILE",
     }.items():
         assert (
             words
