@@ -1,4 +1,5 @@
-// Checksum: XXH3 (64 bit) of bytes that are added in pieces, as 16 hexadecimal digits.
+// Checksums of bytes that are added in pieces: Checksum (XXH3, 64 bit, fast) and Sha256, both as hexadecimal
+// digits.
 #pragma once
 
 #include <cstddef>
@@ -24,5 +25,20 @@ class Checksum {
 };
 
 std::string checksum_of(std::string_view bytes);
+
+class Sha256 {
+ public:
+  Sha256();  // throws std::runtime_error if the system's libcrypto does not offer it
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
+  void add(const void* bytes, std::size_t count);
+  std::string finish();  // checksum of all bytes; nothing may be added after it
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace goat

@@ -35,11 +35,7 @@ std::string CopyMixture::description() const {
 
 void CopyMixture::read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
   const auto length = static_cast<std::size_t>(options_.seq_len);
-  if (inputs.size() != length || targets.size() != length) {
-    throw std::invalid_argument("CopyMixture::read: spans of " + std::to_string(inputs.size()) + " and " +
-                                std::to_string(targets.size()) + " tokens, sequences have " +
-                                std::to_string(length));
-  }
+  require_length("CopyMixture", options_.seq_len, inputs, targets);
   const std::uint64_t item = index | (options_.validation ? std::uint64_t{1} << 63 : 0);
   const auto draw = [&](std::size_t k) {
     return philox(options_.seed, RandomStream::copy_mixture, item, static_cast<std::uint32_t>(k));

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,21 @@ class ShardFile {
   int descriptor_;
 };
 
+// The format that a header states.
+Shard::Format format_of(const std::string& path, std::int32_t magic, std::int32_t version) {
+  for (const Shard::Format& format : {Shard::uint16_tokens, Shard::uint32_tokens}) {
+    if (format.magic != magic) continue;
+    if (format.version == version) return format;
+    fail(path, "byte 4: format version " + std::to_string(version) + ", expected " +
+                   std::to_string(format.version) + " (tokens as uint" +
+                   std::to_string(8 * format.token_bytes) + ")");
+  }
+  fail(path, "byte 0: magic number " + std::to_string(magic) + ", expected " +
+                 std::to_string(Shard::uint16_tokens.magic) + " (tokens as uint16) or " +
+                 std::to_string(Shard::uint32_tokens.magic) +
+                 " (uint32): not a token shard (data/prepare.py makes them)");
+}
+
 }  // namespace
 
 Shard::Shard(std::string path, std::int64_t vocab) : path_(std::move(path)), vocab_(vocab) {
@@ -80,35 +96,67 @@ Shard::Shard(std::string path, std::int64_t vocab) : path_(std::move(path)), voc
   }
   std::array<std::int32_t, 3> header{};
   file.read(0, header.data(), sizeof(header));
-  if (header[0] != magic) {
-    fail(path_, "byte 0: magic number " + std::to_string(header[0]) + ", expected " + std::to_string(magic) +
-                    ": not a token shard (data/prepare.py makes them)");
-  }
-  if (header[1] != version) {
-    fail(path_, "byte 4: format version " + std::to_string(header[1]) + ", expected " +
-                    std::to_string(version) + " (tokens as uint16)");
-  }
+  format_ = format_of(path_, header[0], header[1]);
   if (header[2] < 0) fail(path_, "byte 8: negative token count " + std::to_string(header[2]));
   tokens_ = header[2];
-  const std::int64_t expected = header_bytes + 2 * tokens_;
+  const std::int64_t expected = offset_of(tokens_);
   if (size != expected) {
-    fail(path_, "byte 8: the header says " + std::to_string(tokens_) + " tokens, which makes a file of " +
+    fail(path_, "byte 8: the header says " + std::to_string(tokens_) + " tokens of " +
+                    std::to_string(format_.token_bytes) + " bytes, which makes a file of " +
                     std::to_string(expected) + " bytes, but it has " + std::to_string(size) +
                     (size < expected ? ": cut short; copy or prepare it again"
                                      : ": trailing bytes; copy or prepare it again"));
   }
 }
 
-void Shard::read(std::int64_t first, std::span<std::uint16_t> tokens) const {
+void Shard::read(std::int64_t first, std::span<std::int32_t> tokens) const {
   const std::int64_t count = std::ssize(tokens);
   if (first < 0 || first > tokens_ || count > tokens_ - first) {
     throw std::out_of_range("token shard '" + path_ + "': tokens " + std::to_string(first) + " + " +
                             std::to_string(count) + " of " + std::to_string(tokens_));
   }
+  format_.token_bytes == 2 ? read_as<std::uint16_t>(first, tokens) : read_as<std::uint32_t>(first, tokens);
+}
+
+template <class Id>
+void Shard::read_as(std::int64_t first, std::span<std::int32_t> tokens) const {
+  std::vector<Id> ids(tokens.size());
   const ShardFile file(path_);
   check_unchanged(file.identity());
-  file.read(header_bytes + 2 * first, tokens.data(), 2 * count);
-  check_vocabulary(first, tokens);
+  file.read(offset_of(first), ids.data(), static_cast<std::int64_t>(ids.size() * sizeof(Id)));
+  check_vocabulary<Id>(first, ids);
+  std::transform(ids.begin(), ids.end(), tokens.begin(), [](Id id) { return static_cast<std::int32_t>(id); });
+}
+
+void Shard::verify(const std::string& sha256, const std::stop_token& stop) const {
+  format_.token_bytes == 2 ? verify_as<std::uint16_t>(sha256, stop) : verify_as<std::uint32_t>(sha256, stop);
+}
+
+template <class Id>
+void Shard::verify_as(const std::string& sha256, const std::stop_token& stop) const {
+  static std::mutex turn;
+  const ShardFile file(path_);
+  check_unchanged(file.identity());
+  Sha256 digest;
+  std::array<char, header_bytes> header{};
+  file.read(0, header.data(), header_bytes);
+  digest.add(header.data(), header.size());
+  std::vector<Id> piece(std::min(std::size_t{4} << 20, static_cast<std::size_t>(bytes())) / sizeof(Id));
+  for (std::int64_t first = 0; first < tokens_;) {
+    const std::lock_guard lock(turn);
+    if (stop.stop_requested()) return;
+    const auto ids =
+        std::span(piece).first(static_cast<std::size_t>(std::min(std::ssize(piece), tokens_ - first)));
+    file.read(offset_of(first), ids.data(), static_cast<std::int64_t>(ids.size_bytes()));
+    check_vocabulary<Id>(first, ids);
+    if (!sha256.empty()) digest.add(ids.data(), ids.size_bytes());
+    first += std::ssize(ids);
+  }
+  check_unchanged(file.identity());
+  if (sha256.empty()) return;
+  if (const std::string found = digest.finish(); found != sha256)
+    fail(path_, "its sha256 is " + found + ", but meta.json beside it says " + sha256 +
+                    ": not the file that was prepared, or damaged; copy or prepare it again");
 }
 
 std::string Shard::samples_checksum() const {
@@ -135,13 +183,13 @@ void Shard::check_unchanged(const FileIdentity& now) const {
                   "): shards must stay as they are during a run; restore it and resume");
 }
 
-void Shard::check_vocabulary(std::int64_t first, std::span<const std::uint16_t> tokens) const {
-  std::uint16_t largest = 0;
-  for (const std::uint16_t token : tokens) largest = std::max(largest, token);
+template <class Id>
+void Shard::check_vocabulary(std::int64_t first, std::span<const Id> ids) const {
+  Id largest = 0;
+  for (const Id id : ids) largest = std::max(largest, id);
   if (largest < vocab_) return;
-  const auto bad =
-      std::find_if(tokens.begin(), tokens.end(), [&](std::uint16_t token) { return token >= vocab_; });
-  fail(path_, "token " + std::to_string(first + (bad - tokens.begin())) + " has id " + std::to_string(*bad) +
+  const auto bad = std::find_if(ids.begin(), ids.end(), [&](Id id) { return id >= vocab_; });
+  fail(path_, "token " + std::to_string(first + (bad - ids.begin())) + " has id " + std::to_string(*bad) +
                   ", but the vocabulary has " + std::to_string(vocab_) +
                   ": set model.vocab to that of the tokenizer, or prepare the shards with another one");
 }

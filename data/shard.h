@@ -1,10 +1,13 @@
-// Shard: one file of tokens in the format of llm.c: 256 int32 (magic 20240520, version 1, token count,
-// zeros), then the tokens as uint16, little-endian.
+// Shard: one file of tokens in the format of llm.c: 256 int32 (magic number, version, token count, zeros),
+// then the tokens, little-endian. Their width is told by the magic number and the version:
+//   20240520, 1: uint16 (bytes, GPT-2)
+//   20240801, 7: uint32 (Llama 3 and other vocabularies of more than 65,536)
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <string>
 
 #include "data/data_error.h"
@@ -31,8 +34,11 @@ struct FileIdentity {
 // immutable, so that threads may share it.
 class Shard {
  public:
-  static constexpr std::int32_t magic = 20240520;
-  static constexpr std::int32_t version = 1;
+  struct Format {
+    std::int32_t magic, version;
+    std::int64_t token_bytes;
+  };
+  static constexpr Format uint16_tokens{20240520, 1, 2}, uint32_tokens{20240801, 7, 4};
   static constexpr std::int64_t header_bytes = 256 * sizeof(std::int32_t);
 
   // Opens the file and checks its header against its size. Throws DataError.
@@ -40,20 +46,34 @@ class Shard {
 
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
+  std::int64_t bytes() const { return identity_.bytes; }
 
   // Reads tokens first .. first + size - 1. Throws std::out_of_range if they are not all in the shard, and
   // DataError if the file has changed or a token is not below the vocabulary size.
-  void read(std::int64_t first, std::span<std::uint16_t> tokens) const;
+  void read(std::int64_t first, std::span<std::int32_t> tokens) const;
+
+  // Reads the whole file once, in large pieces. Throws DataError if a token is not below the vocabulary size,
+  // if the file has changed, or if its sha256 is another than this one (empty: not known). Calls of several
+  // threads take turns, piece by piece, so that together they take one core at most. Returns early on `stop`.
+  void verify(const std::string& sha256, const std::stop_token& stop) const;
 
   // Checksum of the header and of 16 pieces of 4 KiB, spread over the file. Throws DataError.
   std::string samples_checksum() const;
 
  private:
   void check_unchanged(const FileIdentity& now) const;
-  void check_vocabulary(std::int64_t first, std::span<const std::uint16_t> tokens) const;
+  std::int64_t offset_of(std::int64_t token) const { return header_bytes + format_.token_bytes * token; }
+  // Id: std::uint16_t or std::uint32_t, as the file has them.
+  template <class Id>
+  void check_vocabulary(std::int64_t first, std::span<const Id> ids) const;
+  template <class Id>
+  void read_as(std::int64_t first, std::span<std::int32_t> tokens) const;
+  template <class Id>
+  void verify_as(const std::string& sha256, const std::stop_token& stop) const;
 
   std::string path_;
   std::int64_t vocab_;
+  Format format_ = uint16_tokens;
   std::int64_t tokens_ = 0;
   FileIdentity identity_{};
 };

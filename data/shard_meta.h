@@ -13,6 +13,7 @@ struct ShardMeta {
   std::string tokenizer;                      // "bytes", "gpt2"
   std::int64_t vocab = 0;                     // vocabulary size of the tokenizer
   std::optional<std::int64_t> end_of_text;    // the token before each document, if there is one
+  std::optional<std::int64_t> record_tokens;  // the shards hold whole records of so many tokens
   std::map<std::string, std::string> sha256;  // of each shard, by file name
 
   // Whether a model with a vocabulary of `model_vocab` fits this tokenizer. It may have up to 127 more

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,20 @@ class TokenSource {
   virtual std::string tokenizer() const { return ""; }
   // What the user should know about the data before training on them; each note is a sentence.
   virtual std::vector<std::string> notes() const { return {}; }
+  // What a run of so many sequences takes from each part of the data, for the user; a line each. Empty if
+  // there are no parts.
+  virtual std::vector<std::string> shares(std::uint64_t /*sequences*/) const { return {}; }
   // Mean loss, in nats per token, of the best possible predictor, if it is known for the task.
   virtual std::optional<double> bayes_optimal_loss() const { return std::nullopt; }
 };
+
+// Throws std::invalid_argument unless both spans have the length of a sequence.
+inline void require_length(const std::string& source, std::int64_t length,
+                           std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets) {
+  if (std::ssize(inputs) == length && std::ssize(targets) == length) return;
+  throw std::invalid_argument(source + "::read: spans of " + std::to_string(inputs.size()) + " and " +
+                              std::to_string(targets.size()) + " tokens, sequences have " +
+                              std::to_string(length));
+}
 
 }  // namespace goat

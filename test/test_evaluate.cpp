@@ -50,7 +50,7 @@ class RandomShard {
     Rng rng(seed);
     std::uniform_int_distribution<int> token(0, 12);
     for (std::size_t i = 0; i < count; ++i) tokens.push_back(static_cast<std::uint16_t>(token(rng)));
-    const std::array<std::int32_t, 256> header{Shard::magic, Shard::version,
+    const std::array<std::int32_t, 256> header{Shard::uint16_tokens.magic, Shard::uint16_tokens.version,
                                                static_cast<std::int32_t>(count)};
     std::ofstream file(path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(header.data()), sizeof header);

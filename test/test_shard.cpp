@@ -17,75 +17,25 @@
 #include "data/shard_source.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/shard_files.h"
 #include "test/temporary_folder.h"
 
 namespace goat {
 namespace {
 
 namespace fs = std::filesystem;
-using Tokens = std::vector<std::uint16_t>;
-
-void write_bytes(const std::string& path, const void* bytes, std::size_t count) {
-  std::ofstream file(path, std::ios::binary);
-  file.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
-  REQUIRE(file.good());
-}
-
-using Header = std::array<std::int32_t, 256>;
-Header header_of(std::int64_t tokens) {
-  return {Shard::magic, Shard::version, static_cast<std::int32_t>(tokens)};
-}
-
-void write_shard(const std::string& path, const Tokens& tokens, const Header& header) {
-  std::vector<char> bytes(sizeof(header) + 2 * tokens.size());
-  std::copy_n(reinterpret_cast<const char*>(header.data()), sizeof(header), bytes.begin());
-  std::copy_n(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size(),
-              bytes.begin() + sizeof(header));
-  write_bytes(path, bytes.data(), bytes.size());
-}
-void write_shard(const std::string& path, const Tokens& tokens) {
-  write_shard(path, tokens, header_of(std::ssize(tokens)));
-}
-
-// first, first + 1, ...: a token's id is its position in the stream.
-Tokens counting(std::size_t count, std::uint16_t first = 0) {
-  Tokens tokens(count);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-struct Sequence {
-  std::vector<std::int32_t> inputs, targets;
-};
-Sequence read(ShardSource& source, std::size_t length, std::uint64_t index) {
-  Sequence sequence{std::vector<std::int32_t>(length, -7), std::vector<std::int32_t>(length, -7)};
-  source.read(index, sequence.inputs, sequence.targets);
-  return sequence;
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
-
-void check_error(const std::function<void()>& action, std::initializer_list<std::string> parts) {
-  const std::string message = error_of(action);
-  for (const std::string& part : parts) CHECK_THAT(message, ContainsSubstring(part));
-}
+using namespace test;
 
 constexpr std::int64_t vocab = 60'000;
 
 }  // namespace
 
-TEST_CASE("shard: reads back what was written, at any offset") {
+TEST_CASE("shard: reads back what was written, at any offset and in both widths") {
   const goat::test::TemporaryFolder folder;
-  const Tokens tokens = counting(1000, 17);
-  write_shard(folder.file("a.bin"), tokens);
-  const Shard shard(folder.file("a.bin"), vocab);
+  const Shard::Format format = GENERATE(Shard::uint16_tokens, Shard::uint32_tokens);
+  const Tokens tokens = counting(1000, format.token_bytes == 2 ? 17 : 128'000);
+  write_shard(folder.file("a.bin"), tokens, format);
+  const Shard shard(folder.file("a.bin"), 129'000);
   CHECK(shard.tokens() == 1000);
   for (const std::int64_t first : {0, 1, 500, 999, 1000}) {
     for (const std::int64_t count : {0, 1, 2, 499, 1000}) {
@@ -130,15 +80,19 @@ TEST_CASE("shard: files that are no valid shard are refused by name, with what w
   }
   SECTION("wrong magic number") {
     Header header = header_of(10);
-    header[0] = 20240801;
+    header[0] = 20240802;
     write_shard(path, tokens, header);
-    check_error(open, {path, "20240801", "expected 20240520"});
+    check_error(open, {path, "20240802", "expected 20240520", "or 20240801"});
   }
   SECTION("wrong version") {
     Header header = header_of(10);
     header[1] = 7;
     write_shard(path, tokens, header);
     check_error(open, {path, "version 7", "expected 1"});
+    header = header_of(10, Shard::uint32_tokens);
+    header[1] = 1;
+    write_shard(path, tokens, header, Shard::uint32_tokens);
+    check_error(open, {path, "version 1", "expected 7", "uint32"});
   }
   SECTION("negative count") {
     write_shard(path, tokens, header_of(-10));
@@ -156,6 +110,21 @@ TEST_CASE("shard: files that are no valid shard are refused by name, with what w
     write_shard(path, tokens);
     fs::resize_file(path, 1043);
     check_error(open, {path, "1044 bytes", "1043"});
+  }
+  SECTION("the tokens of the other width") {
+    write_shard(path, tokens, header_of(10, Shard::uint32_tokens));
+    check_error(open, {path, "10 tokens of 4 bytes", "1064 bytes", "1044", "cut short"});
+    write_shard(path, tokens, header_of(10), Shard::uint32_tokens);
+    check_error(open, {path, "10 tokens of 2 bytes", "1044 bytes", "1064", "trailing"});
+  }
+  SECTION("a quarter of a wide token missing") {
+    write_shard(path, tokens, Shard::uint32_tokens);
+    fs::resize_file(path, 1063);
+    check_error(open, {path, "1064 bytes", "1063", "cut short"});
+  }
+  SECTION("more wide tokens than the count says") {
+    write_shard(path, tokens, header_of(9, Shard::uint32_tokens), Shard::uint32_tokens);
+    check_error(open, {path, "9 tokens", "1060 bytes", "1064", "trailing"});
   }
 }
 
@@ -181,37 +150,41 @@ TEST_CASE("shard: random damage to a header is refused or harmless") {
   }
 }
 
-TEST_CASE("shard: the largest count (4 GiB) is read with 64-bit offsets") {
+TEST_CASE("shard: the largest count (4 GiB, 8 GiB) is read with 64-bit offsets") {
   const goat::test::TemporaryFolder folder;
+  const Shard::Format format = GENERATE(Shard::uint16_tokens, Shard::uint32_tokens);
+  INFO("width " << format.token_bytes);
   const std::string path = folder.file("large.bin");
   const std::int64_t count = std::numeric_limits<std::int32_t>::max();
-  write_shard(path, {}, header_of(count));
+  const auto offset = [&](std::int64_t token) { return Shard::header_bytes + format.token_bytes * token; };
+  write_shard(path, {}, header_of(count, format));
   try {
-    fs::resize_file(path, static_cast<std::uintmax_t>(Shard::header_bytes + 2 * count));  // sparse
+    fs::resize_file(path, static_cast<std::uintmax_t>(offset(count)));  // sparse
   } catch (const fs::filesystem_error& error) {
-    WARN("no room for a sparse file of 4 GiB: " << error.what());
+    WARN("no room for a sparse file of " << offset(count) << " bytes: " << error.what());
     return;
   }
-  const Tokens last = {11, 12, 13};
-  {
+  // Just above 2 GiB in each width, and the last one.
+  for (const std::int64_t token : {std::int64_t{1} << 29, std::int64_t{1} << 30, count - 1}) {
     std::ofstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-    file.seekp(Shard::header_bytes + 2 * (count - 3));
-    file.write(reinterpret_cast<const char*>(last.data()), 6);
-    file.seekp(Shard::header_bytes + 2 * (std::int64_t{1} << 30) + 2);  // just above 2 GiB
-    file.write(reinterpret_cast<const char*>(last.data()), 2);
+    file.seekp(offset(token));
+    const std::int32_t id = 11;
+    file.write(reinterpret_cast<const char*>(&id), format.token_bytes);
     REQUIRE(file.good());
   }
   const Shard shard(path, vocab);
   CHECK(shard.tokens() == count);
   Tokens got(3);
   shard.read(count - 3, got);
-  CHECK(got == last);
-  shard.read(std::int64_t{1} << 30, got);
-  CHECK(got == Tokens{0, 11, 0});
+  CHECK(got == Tokens{0, 0, 11});
+  for (const std::int64_t token : {std::int64_t{1} << 29, std::int64_t{1} << 30}) {
+    shard.read(token - 1, got);
+    CHECK(got == Tokens{0, 11, 0});
+  }
 
   ShardSource source({.pattern = path, .seq_len = 1024, .bos_block = true, .bos = 1, .vocab = vocab});
   CHECK(source.sequences() == static_cast<std::uint64_t>(count) / 1024);
-  CHECK(read(source, 1024, std::uint64_t{1} << 20).targets[1] == 11);
+  CHECK(read(source, 1024, std::uint64_t{1} << 20).targets[0] == 11);
 }
 
 TEST_CASE("shard source: a token id outside the vocabulary names shard and index, wherever it is") {
@@ -277,9 +250,8 @@ TEST_CASE(
   const std::vector<int> cuts = {0,  3,  3,  4,
                                  41, 80, 103};  // an empty shard, one of a single token, several longer ones
   for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
-    write_shard(
-        folder.file("t_" + std::to_string(s) + ".bin"),
-        counting(static_cast<std::size_t>(cuts[s + 1] - cuts[s]), static_cast<std::uint16_t>(cuts[s])));
+    write_shard(folder.file("t_" + std::to_string(s) + ".bin"),
+                counting(static_cast<std::size_t>(cuts[s + 1] - cuts[s]), cuts[s]));
   }
   for (const bool bos : {true, false}) {
     for (const int length : {1, 2, 7, 34, 51, 102}) {
@@ -303,6 +275,33 @@ TEST_CASE(
       }
     }
   }
+}
+
+// The order of a run's training data must stay as it is: a resumed run continues in it.
+TEST_CASE("shard source: the order of sequences is the one it has always been") {
+  const goat::test::TemporaryFolder folder;
+  write_shard(folder.file("t_0.bin"), counting(400));
+  write_shard(folder.file("t_1.bin"), counting(613, 400));
+  const std::vector<std::uint64_t> indices = {0,  1,  2,  3,   30,   61,          62,
+                                              63, 64, 65, 200, 1000, 123'456'789, std::uint64_t{1} << 40};
+  const auto first_targets = [&](bool bos, bool shuffle) {
+    ShardSource source({.pattern = folder.file("t_*.bin"),
+                        .seq_len = 16,
+                        .bos_block = bos,
+                        .bos = 2000,
+                        .vocab = vocab,
+                        .shuffle = shuffle,
+                        .seed = 1'234'567'890'123});
+    CHECK(source.sequences() == (shuffle ? 62 : 63));
+    Tokens targets;
+    for (const std::uint64_t index : indices) targets.push_back(read(source, 16, index).targets[0]);
+    return targets;
+  };
+  CHECK(first_targets(true, true) == Tokens{66, 946, 194, 146, 34, 514, 204, 524, 12, 972, 907, 4, 605, 680});
+  CHECK(first_targets(false, true) ==
+        Tokens{67, 947, 195, 147, 35, 515, 205, 525, 13, 973, 908, 5, 606, 681});
+  CHECK(first_targets(true, false) == Tokens{0, 16, 32, 48, 480, 976, 992, 0, 16, 32, 176, 880, 576, 256});
+  CHECK(first_targets(false, false) == Tokens{1, 17, 33, 49, 481, 977, 993, 1, 17, 33, 177, 881, 577, 257});
 }
 
 TEST_CASE("shard source: a shuffled epoch reads each block once, and epochs differ in order and shift") {

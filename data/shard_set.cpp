@@ -1,0 +1,148 @@
+#include "data/shard_set.h"
+
+#include <glob.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "data/parallel.h"
+
+namespace goat {
+namespace {
+
+std::string folder_of(const Shard& shard) {
+  const std::filesystem::path folder = std::filesystem::path(shard.path()).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+std::string name_of(const Shard& shard) { return std::filesystem::path(shard.path()).filename(); }
+
+}  // namespace
+
+std::vector<std::string> files_matching(const std::string& pattern) {
+  std::error_code unreadable;
+  if (std::filesystem::exists(pattern, unreadable)) return {pattern};
+  glob_t matches{};
+  const std::unique_ptr<glob_t, decltype(&::globfree)> owner(&matches, &::globfree);
+  const int result = ::glob(pattern.c_str(), GLOB_TILDE | GLOB_NOSORT, nullptr, &matches);
+  if (result == GLOB_NOSPACE) throw std::bad_alloc();
+  if (result != 0) return {};
+  std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  std::sort(files.begin(), files.end());  // glob's own order depends on the locale
+  return files;
+}
+
+ShardSet::ShardSet(ShardFiles files) : files_(std::move(files)) {
+  if (files_.vocab < 1 || files_.vocab > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("ShardSet: vocab " + std::to_string(files_.vocab) +
+                                ", must be from 1 to 2^31 - 1");
+  open_shards();
+  read_metas();
+  check_ = std::async(std::launch::async, [this, stop = stop_.get_token()] { check_all(stop); }).share();
+}
+
+ShardSet::~ShardSet() { stop_.request_stop(); }
+
+void ShardSet::open_shards() {
+  const std::vector<std::string> paths = files_.files.empty() ? files_matching(files_.pattern) : files_.files;
+  if (paths.empty())
+    throw DataError("no token shard matches '" + files_.pattern + "'" +
+                    (files_.advice.empty() ? "" : ": " + files_.advice));
+  std::vector<std::optional<Shard>> opened(paths.size());
+  for_each_in_parallel(paths.size(), [&](std::size_t i) { opened[i].emplace(paths[i], files_.vocab); });
+  for (std::optional<Shard>& shard : opened) {
+    shards_.push_back(std::move(*shard));
+    starts_.push_back(starts_.back() + shards_.back().tokens());
+  }
+}
+
+void ShardSet::read_metas() {
+  std::set<std::string> looked_into;
+  for (const Shard& shard : shards_) {
+    const std::string folder = folder_of(shard);
+    if (!looked_into.insert(folder).second) continue;
+    std::optional<ShardMeta> meta = read_shard_meta(folder);
+    if (!meta) continue;
+    check_meta(folder, *meta);
+    metas_.emplace(folder, std::move(*meta));
+  }
+}
+
+void ShardSet::check_meta(const std::string& folder, const ShardMeta& meta) const {
+  if (!meta.fits(files_.vocab))
+    throw DataError("the shards in '" + folder + "' were made with the tokenizer " + meta.tokenizer +
+                    ", vocabulary " + std::to_string(meta.vocab) +
+                    " (meta.json), but the model has model.vocab = " + std::to_string(files_.vocab) +
+                    ": set model.vocab=" + std::to_string(meta.vocab) +
+                    ", or prepare the text with the other tokenizer");
+  if (metas_.empty()) return;
+  const auto& [other_folder, other] = *metas_.begin();
+  const auto told = [](const ShardMeta& of) { return of.tokenizer + " of " + std::to_string(of.vocab); };
+  if (other.tokenizer != meta.tokenizer || other.vocab != meta.vocab)
+    throw DataError("the shards in '" + other_folder + "' and '" + folder +
+                    "' were made with different tokenizers (" + told(other) + ", " + told(meta) +
+                    "): train on one of them");
+}
+
+std::string ShardSet::sha256_of(const Shard& shard) const {
+  const auto meta = metas_.find(folder_of(shard));
+  if (meta == metas_.end()) return "";
+  const auto sha256 = meta->second.sha256.find(name_of(shard));
+  return sha256 == meta->second.sha256.end() ? "" : sha256->second;
+}
+
+void ShardSet::read(std::int64_t first, std::span<std::int32_t> tokens) const {
+  if (check_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) check_.get();
+  auto shard =
+      static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
+  while (!tokens.empty()) {
+    const auto count = static_cast<std::size_t>(std::min(std::ssize(tokens), starts_[shard + 1] - first));
+    if (count > 0) shards_[shard].read(first - starts_[shard], tokens.first(count));
+    tokens = tokens.subspan(count);
+    first = starts_[++shard];
+  }
+}
+
+void ShardSet::read_window(std::int64_t first, std::span<std::int32_t> inputs,
+                           std::span<std::int32_t> targets) const {
+  std::vector<std::int32_t> window(inputs.size() + 1);
+  read(first, window);
+  std::copy(window.begin(), window.end() - 1, inputs.begin());
+  std::copy(window.begin() + 1, window.end(), targets.begin());
+}
+
+std::string ShardSet::description() const {
+  return std::to_string(shards_.size()) + (shards_.size() == 1 ? " shard '" : " shards '") + files_.pattern +
+         "': " + std::to_string(tokens()) + " tokens";
+}
+
+std::string ShardSet::tokenizer() const { return metas_.empty() ? "" : metas_.begin()->second.tokenizer; }
+
+std::vector<ShardRecord> ShardSet::records() const {
+  std::vector<ShardRecord> records(shards_.size());
+  for_each_in_parallel(shards_.size(), [&](std::size_t i) {
+    const Shard& shard = shards_[i];
+    records[i] = {name_of(shard), shard.tokens(), shard.samples_checksum(), sha256_of(shard)};
+  });
+  return records;
+}
+
+void ShardSet::check_all(const std::stop_token& stop) const {
+  // On Linux, of this thread alone: training comes first where they share a core, but the check gets on.
+  constexpr int nice = 10;
+  ::setpriority(PRIO_PROCESS, 0, nice);
+  for (const Shard& shard : shards_) {
+    if (stop.stop_requested()) return;
+    shard.verify(sha256_of(shard), stop);
+  }
+}
+
+}  // namespace goat
