@@ -411,6 +411,19 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
   check_mentions(refused({"data.source=shards", "data.train=x"}),
                  {"data.bos = 50256", "model.vocab = 64", "window"});
   CHECK(refused({"data.source=shards", "data.train=x", "data.bos=63"}).empty());
+  const std::vector<std::string> shards = {"data.source=shards", "data.block=window"};
+  const auto with = [&](std::initializer_list<std::string> settings) {
+    std::vector<std::string> all = shards;
+    all.insert(all.end(), settings);
+    return refused(all);
+  };
+  CHECK(with({"data.mixture=0.7 a, 0.3 b"}).empty());
+  check_mentions(with({"data.mixture=0.7 a, b"}), {"data.mixture", "\"b\""});
+  check_mentions(with({"data.mixture=0.7 a", "data.train=x"}),
+                 {"data.train = \"x\"", "data.mixture = \"0.7 a\""});
+  CHECK(with({"data.train=x", "data.block=crop", "data.seq_len=16", "data.record_tokens=17"}).empty());
+  check_mentions(with({"data.train=x", "data.block=crop", "data.seq_len=16", "data.record_tokens=16"}),
+                 {"data.seq_len = 16", "data.record_tokens = 16", "lower data.seq_len"});
   CHECK(refused({"data.source=shards", "data.train=x", "data.block=window"}).empty());
   check_mentions(refused({"model.width=1000000", "model.layers=10000"}),
                  {"model.width = 1000000", "parameters", "any machine"});

@@ -14,6 +14,7 @@
 
 #include "kernels/open/open_device.h"
 #include "test/catch.h"
+#include "train/training/training_log.h"
 
 using namespace goat;
 using namespace std::chrono_literals;
@@ -222,6 +223,49 @@ TEST_CASE("input ring: a step without a target in an answer is refused where the
     InputRing ring(*device, source, batch, length, {.first_sequence = 6, .steps = 1}, loss_of(loss, 10));
     CHECK_THROWS_WITH(ring.next(), ContainsSubstring("sequences 6 to 8 have no target in an answer"));
   }
+}
+
+TEST_CASE("input ring: steps that are read in time are not waited for, nor does the first one count") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 8}, loss_of("mean", 10));
+  ring.next();
+  for (std::int64_t step = 1; step < 6; ++step) {
+    REQUIRE(source.await_reads((step + 1) * batch + 1));  // the step after this one has begun
+    ring.next();
+    ring.release();
+  }
+  CHECK(ring.waiting().steps == 0);
+  CHECK(ring.waiting().seconds == 0);
+}
+
+TEST_CASE("input ring: the time spent waiting for a slow source is counted, and the steps that waited") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  source.failure = [](std::uint64_t) { std::this_thread::sleep_for(4ms); };  // 12 ms a step
+  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 5}, loss_of("mean", 10));
+  const auto start = std::chrono::steady_clock::now();
+  ring.next();
+  const auto first = std::chrono::steady_clock::now();
+  for (std::int64_t step = 1; step < 5; ++step) {
+    ring.release();
+    ring.next();
+    CHECK(ring.waiting().steps == step);
+  }
+  const std::chrono::duration<double> after = std::chrono::steady_clock::now() - first;
+  CHECK(first - start >= 12ms);
+  CHECK(ring.waiting().seconds <= after.count());
+  CHECK(ring.waiting().seconds >= 0.9 * 4 * 0.012);
+}
+
+TEST_CASE("waiting for data is told where it is worth a second and a hundredth of the time") {
+  const std::string note = waiting_note({.seconds = 12, .steps = 40}, 150);
+  CHECK_THAT(note, ContainsSubstring("waited 12 s") && ContainsSubstring("8 % of the time") &&
+                       ContainsSubstring("40 steps") && ContainsSubstring("faster disk"));
+  CHECK_FALSE(waiting_note({.seconds = 1, .steps = 1}, 100).empty());
+  CHECK(waiting_note({.seconds = 0.99, .steps = 1}, 2).empty());
+  CHECK(waiting_note({.seconds = 1, .steps = 1}, 101).empty());
+  CHECK(waiting_note({}, 0).empty());
 }
 
 TEST_CASE("input ring: a run without steps left has none") {

@@ -21,6 +21,8 @@ SHARDS = {
     "data.train": "{shards}/train_*.bin",
     "data.val": "{shards}/val_0.bin",
 }
+MIXTURE = "1 {shards}/train_0.bin, 1 {shards}/train_1.bin"
+MIXED = SHARDS | {"data.train": "", "data.mixture": MIXTURE}
 WILD = {
     "train.lr": 10,
     "train.min_lr": 10,
@@ -62,10 +64,12 @@ OTHER = {
     "prior.sink_init_scale": (0.5, {}),
     "data.source": ("shards", {key: value for key, value in SHARDS.items() if key != "data.source"}),
     "data.train": ("{shards}/train_0.bin", SHARDS),
+    "data.mixture": (MIXTURE.replace("1 {shards}/train_1", "3 {shards}/train_1"), MIXED),
     "data.val": ("{shards}/train_0.bin", SHARDS),
     "data.seq_len": (24, {}),
     "data.block": ("bos", SHARDS),
     "data.bos": (2, SHARDS | {"data.block": "bos"}),
+    "data.record_tokens": (50, SHARDS | {"data.block": "crop", "data.record_tokens": 100}),
     "data.copy_mixture.p_first": (0.75, {}),
     "data.copy_mixture.p_prev": (0.75, {}),
     "data.passkey.digits": (5, PASSKEY),

@@ -86,6 +86,9 @@ void dry_run(const MicroBatchChoice& choice, const std::filesystem::path& run_fo
   if (training->sequences() != TokenSource::endless)
     std::printf("                 %.4g epochs\n", static_cast<double>(config.train.batch * config.steps()) /
                                                       static_cast<double>(training->sequences()));
+  for (const std::string& share :
+       training->shares(static_cast<std::uint64_t>(config.train.batch * config.steps())))
+    std::printf("                 %s\n", share.c_str());
   std::printf("validation data: %s\n", validation ? validation->description().c_str() : "none");
   if (config.data.source == "shards")
     std::printf("tokenizer:       %s\n", tokenizer_text(config, *training).c_str());

@@ -18,6 +18,7 @@
 #include "train/commands/prompt.h"
 #include "train/commands/token_sampler.h"
 #include "train/config/counted.h"
+#include "train/config/mixture.h"
 #include "train/files/files.h"
 #include "train/files/json_file.h"
 #include "train/model/generator.h"
@@ -68,7 +69,8 @@ std::filesystem::path tokenizer_folder(const std::string& name, const SampleOpti
                                        const TrainedModel& model) {
   if (!options.tokenizer_dir.empty()) return options.tokenizer_dir;
   const RunPaths paths(model.run(), model.data().working_folder);
-  const std::filesystem::path folder = find_tokenizer(model.run(), paths, model.config().data.train, name);
+  const std::filesystem::path folder =
+      find_tokenizer(model.run(), paths, training_patterns(model.config()), name);
   if (!folder.empty()) return folder;
   std::string files;
   for (const std::string& file : tokenizer_files(name)) files += (files.empty() ? "" : " and ") + file;

@@ -61,12 +61,14 @@ struct Config {
     double max_depth = 0.9;
   };
   struct Data {
-    std::string source = "shards";  // shards, copy_mixture, passkey, niah
-    std::string train;              // glob pattern of shards
-    std::string val;                // glob pattern of shards; empty: no validation
-    std::int64_t seq_len = 2048;    // T
-    std::string block = "bos";      // bos, window
-    std::int64_t bos = 50256;       // token before every block in bos mode
+    std::string source = "shards";      // shards, copy_mixture, passkey, niah
+    std::string train;                  // glob pattern of shards
+    std::string mixture;                // several of them, each with its weight (train/config/mixture.h)
+    std::string val;                    // glob pattern of shards; empty: no validation
+    std::int64_t seq_len = 2048;        // T
+    std::string block = "bos";          // bos, window, crop
+    std::int64_t bos = 50256;           // token before every block in bos mode
+    std::int64_t record_tokens = 6000;  // length of the records that crop mode cuts sequences from
     CopyMixture copy_mixture;
     Passkey passkey;
     Niah niah;

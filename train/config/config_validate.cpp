@@ -7,6 +7,7 @@
 #include "data/needle_task.h"
 #include "train/config/config.h"
 #include "train/config/config_keys.h"
+#include "train/config/mixture.h"
 
 namespace goat {
 
@@ -92,9 +93,16 @@ void check_rope(const Config& c) {
 }
 
 void check_shards(const Config& c) {
-  require(!c.data.train.empty(),
+  require(!training_patterns(c).empty(),
           "data.source = \"shards\" needs files, but data.train is empty; set it to a glob, as in --set "
           "data.train='data/mine/train_*.bin'");
+  require(c.data.train.empty() || c.data.mixture.empty(),
+          "data.train = \"" + c.data.train + "\" and data.mixture = \"" + c.data.mixture +
+              "\" both name the training data; empty one of them, as in --set data.train=");
+  require(c.data.block != "crop" || c.data.seq_len < c.data.record_tokens,
+          equals("data.seq_len", c.data.seq_len) + " and the token after it do not fit in a record of " +
+              equals("data.record_tokens", c.data.record_tokens) +
+              ", from which data.block = \"crop\" cuts each sequence; lower data.seq_len");
   require(
       c.data.block != "bos" || c.data.bos < c.model.vocab,
       equals("data.bos", c.data.bos) + " is no token of " + equals("model.vocab", c.model.vocab) +

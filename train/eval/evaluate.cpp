@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 struct Plan {
   std::string description;  // of the data, for the user
   std::vector<Cut> cuts;
+  bool of_records = false;    // each sequence is the start of a record
   std::int64_t left_out = 0;  // recut: number of tokens at the end that no length uses
   // Number of first tokens that validation during training used. 0 if it used other data.
   std::int64_t validation = 0;
@@ -112,6 +113,23 @@ Plan shard_plan(const EvalOptions& options, const Config& trained, const std::st
   return plan;
 }
 
+// Crops of records: sequence s of any length is the start of record s, so that all lengths take the same
+// records.
+Plan record_plan(const EvalOptions& options, const Config& trained, const std::string& name,
+                 const std::vector<std::int64_t>& lengths, std::int64_t records) {
+  Plan plan{.description = "shards '" + name + "': " + counted(records, "record") + " of " +
+                           counted(trained.data.record_tokens, "token"),
+            .cuts = {},
+            .of_records = true};
+  if (options.data.empty()) plan.validation = validation_tokens(trained, records * trained.data.seq_len);
+  const std::int64_t longest = std::ranges::max(lengths);
+  const std::int64_t taken = options.tokens ? std::min(records, *options.tokens / longest) : records;
+  for (const std::int64_t length : lengths)
+    plan.cuts.push_back(options.protocol == "paper" ? paper_cuts({length}, records * length).front()
+                                                    : Cut{length, taken});
+  return plan;
+}
+
 Plan generated_plan(const EvalOptions& options, const Config& trained, const std::string& description,
                     const std::vector<std::int64_t>& lengths) {
   constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();
@@ -132,6 +150,12 @@ Plan make_plan(const EvalOptions& options, const Config& trained, const Evaluati
                         " is less than one sequence of length " + std::to_string(length));
   if (data.generated())
     return generated_plan(options, trained, data.open(lengths.front())->description(), lengths);
+  if (trained.data.block == "crop") {
+    const auto records = data.open(std::ranges::max(lengths));
+    records->finish_check();
+    return record_plan(options, trained, data.name(), lengths,
+                       static_cast<std::int64_t>(records->sequences()));
+  }
   const auto targets = data.open(1);  // one sequence per token to predict
   targets->finish_check();
   return shard_plan(options, trained, data.name(), lengths, static_cast<std::int64_t>(targets->sequences()));
@@ -161,6 +185,8 @@ void print_heading(const TrainedModel& model, const EvalOptions& options, const 
   std::printf("data      %s\n", plan.description.c_str());
   if (options.protocol == "paper")
     std::printf("protocol  paper: 100 sequences up to 8,192 tokens, then as many as keep 819,200 tokens\n");
+  else if (plan.of_records)
+    std::printf("protocol  the start of each record: the same records at every length\n");
   else if (!data.generated())
     std::printf("protocol  recut: the same tokens at every length; %lld at the end left out\n",
                 static_cast<long long>(plan.left_out));
@@ -202,7 +228,7 @@ nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& option
   nlohmann::json json = heading_of(model, device);
   json["data"] = plan.description;
   json["protocol"] = options.protocol;
-  if (options.protocol == "recut") json["tokens_left_out"] = plan.left_out;
+  if (options.protocol == "recut" && !plan.of_records) json["tokens_left_out"] = plan.left_out;
   if (plan.validation > 0) json["validation_tokens"] = plan.validation;
   return json;
 }

@@ -5,6 +5,7 @@
 
 #include "train/config/config_keys.h"
 #include "train/config/counted.h"
+#include "train/config/mixture.h"
 #include "train/run/run_paths.h"
 
 namespace goat {
@@ -77,6 +78,11 @@ Config with_data_located(const Config& config, const std::filesystem::path& run,
   const RunPaths paths(run, data.working_folder);
   Config located = config;
   if (!config.data.train.empty()) located.data.train = paths.locate(config.data.train);
+  if (!config.data.mixture.empty()) {
+    std::vector<WeightedPattern> parts = parse_mixture(config.data.mixture);
+    for (WeightedPattern& part : parts) part.pattern = paths.locate(part.pattern);
+    located.data.mixture = mixture_text(parts);
+  }
   if (!config.data.val.empty()) located.data.val = paths.locate(config.data.val);
   return located;
 }
@@ -101,8 +107,10 @@ std::vector<std::string> compare_data(const DataRecord& now, const Config& confi
   std::vector<std::string> notes;
   if (!before.training.empty() && !now.training.empty() && !same_shards(now.training, before.training)) {
     const std::string what = difference(now.training, before.training);
-    if (config.data.train == old_config.data.train && !allow_changed_data)
-      throw DataError("--resume: the training data (data.train = '" + config.data.train +
+    if (training_patterns(config) == training_patterns(old_config) && !allow_changed_data)
+      throw DataError("--resume: the training data (" +
+                      (config.data.mixture.empty() ? "data.train = '" + config.data.train
+                                                   : "data.mixture = '" + config.data.mixture) +
                       "') are not those the run began with: " + what +
                       ". Put the old ones back, or give --allow-changed-data to go on with these");
     notes.push_back("the training data have changed: " + what);

@@ -23,7 +23,7 @@ RunState state_to_continue(const Config& now, const FoundCheckpoint& checkpoint)
 // The notes of compare_configs for the run in a folder, for --dry-run. Empty if there is no checkpoint.
 std::vector<std::string> check_resume(const Config& now, const std::filesystem::path& run);
 
-// The config with data.train and data.val as seen from the current folder (see RunPaths).
+// The config with data.train, data.mixture and data.val as seen from the current folder (see RunPaths).
 Config with_data_located(const Config& config, const std::filesystem::path& run, const DataRecord& data);
 
 // Describes the data that a run trains on now, for its checkpoints.

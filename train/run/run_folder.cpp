@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/data_error.h"
+#include "train/config/mixture.h"
 #include "train/run/run_tokenizer.h"
 
 namespace goat {
@@ -203,7 +204,7 @@ void RunFolder::establish(const Config& config) {
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
     // Sampling needs the tokenizer later, even if the data have moved.
-    if (config.data.source == "shards") remember_tokenizers(path_, config.data.train);
+    if (config.data.source == "shards") remember_tokenizers(path_, training_patterns(config));
     metrics_.emplace(path_ / metrics_file, metrics_bytes);
   } catch (...) {
     if (fresh_ || overwrite_) remove_entries(path_);

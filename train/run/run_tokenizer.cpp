@@ -27,14 +27,14 @@ const std::vector<std::string>& tokenizer_files(const std::string& name) {
   return found == files_of.end() ? none : found->second;
 }
 
-fs::path find_tokenizer(const fs::path& run, const RunPaths& paths, const std::string& training,
+fs::path find_tokenizer(const fs::path& run, const RunPaths& paths, const std::vector<std::string>& training,
                         const std::string& name) {
   const fs::path own = run / "tokenizer";
   if (holds_tokenizer(own, name)) return own;
-  if (training.empty()) return {};
-  for (const std::string& shard : files_matching(paths.locate(training)))
-    if (const fs::path beside = fs::path(shard).parent_path() / "tokenizer"; holds_tokenizer(beside, name))
-      return beside;
+  for (const std::string& pattern : training)
+    for (const std::string& shard : files_matching(paths.locate(pattern)))
+      if (const fs::path beside = fs::path(shard).parent_path() / "tokenizer"; holds_tokenizer(beside, name))
+        return beside;
   return {};
 }
 
@@ -51,7 +51,7 @@ void remember_tokenizer(const fs::path& run, const fs::path& folder, const std::
   }
 }
 
-void remember_tokenizers(const fs::path& run, const std::string& training) {
+void remember_tokenizers(const fs::path& run, const std::vector<std::string>& training) {
   for (const auto& [name, files] : files_of)
     remember_tokenizer(run, find_tokenizer(run, RunPaths(run, ""), training, name), name);
 }

@@ -14,9 +14,9 @@ namespace goat {
 const std::vector<std::string>& tokenizer_files(const std::string& name);
 
 // The folder with the files of the tokenizer `name`: RUN/tokenizer, otherwise tokenizer/ beside a training
-// shard (`training` is the config's data.train). Empty if neither has them.
+// shard (`training`: see training_patterns). Empty if neither has them.
 std::filesystem::path find_tokenizer(const std::filesystem::path& run, const RunPaths& paths,
-                                     const std::string& training, const std::string& name);
+                                     const std::vector<std::string>& training, const std::string& name);
 
 // Copies the tokenizer's files of `folder` to RUN/tokenizer, unless they are there. If they cannot be copied,
 // the run goes on without them and without a message.
@@ -25,6 +25,6 @@ void remember_tokenizer(const std::filesystem::path& run, const std::filesystem:
 
 // At the start of training: copies the tokenizers' files that lie beside the training shards to
 // RUN/tokenizer.
-void remember_tokenizers(const std::filesystem::path& run, const std::string& training);
+void remember_tokenizers(const std::filesystem::path& run, const std::vector<std::string>& training);
 
 }  // namespace goat

@@ -1,6 +1,7 @@
 #include "train/training/input_ring.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -48,11 +49,21 @@ const StepInputs& InputRing::next() {
   if (taken_ >= range_.steps) throw std::logic_error("InputRing: the run has no more steps");
   if (!reader_.joinable()) reader_ = std::thread([this] { read_ahead(); });
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return read_ > taken_; });
+  wait_for_reader(lock);
   const Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots];
   if (slot.failure) std::rethrow_exception(slot.failure);
   ++taken_;
   return slot.step;
+}
+
+void InputRing::wait_for_reader(std::unique_lock<std::mutex>& lock) {
+  if (read_ > taken_) return;
+  const auto start = std::chrono::steady_clock::now();
+  changed_.wait(lock, [this] { return read_ > taken_; });
+  if (taken_ == 0) return;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  waiting_.seconds += taken.count();
+  ++waiting_.steps;
 }
 
 void InputRing::release() {

@@ -40,6 +40,13 @@ class InputRing {
   // Throws what the source threw for this step, and DataError if no target of it counts in the loss; again,
   // if called again. Throws std::logic_error after the last step.
   const StepInputs& next();
+  // How long next() has waited for the reader, and in how many steps. The first step is not counted, since
+  // nothing is read before it.
+  struct Waiting {
+    double seconds = 0;
+    std::int64_t steps = 0;
+  };
+  const Waiting& waiting() const { return waiting_; }
   // The device has read the oldest inputs that next() returned.
   void release();
 
@@ -48,6 +55,7 @@ class InputRing {
     StepInputs step;
     std::exception_ptr failure{};
   };
+  void wait_for_reader(std::unique_lock<std::mutex>& lock);
   void read_ahead();
   void fill(Slot& slot, std::int64_t step);
   void weigh(StepInputs& inputs, std::int64_t first_sequence) const;
@@ -64,6 +72,7 @@ class InputRing {
   // Numbers of steps so far: read <= released + slots, taken <= read, released <= taken.
   std::int64_t read_ = 0, taken_ = 0, released_ = 0;
   bool stop_ = false;
+  Waiting waiting_;
   std::thread reader_;
 };
 

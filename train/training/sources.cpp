@@ -5,8 +5,11 @@
 #include <filesystem>
 
 #include "data/copy_mixture.h"
+#include "data/crop_source.h"
+#include "data/mixture_source.h"
 #include "data/needle_task.h"
 #include "data/shard_source.h"
+#include "train/config/mixture.h"
 
 namespace goat {
 
@@ -83,7 +86,8 @@ std::string subcommand_of_preset(const std::string& folder, const std::string& t
 // The command that makes shards for this config that `pattern` matches.
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
-  const std::string check = "check data.train and data.val (relative paths begin in the current folder)";
+  const std::string check =
+      "check data.train, data.mixture and data.val (relative paths begin in the current folder)";
   if (const std::string preset = subcommand_of_preset(folder, tokenizer, config.model.vocab); !preset.empty())
     return check + ", or make the shards:\n  .venv/bin/python data/prepare.py " + preset;
   if (tokenizer.empty() || tokenizer == "dna")
@@ -97,6 +101,15 @@ std::string how_to_prepare(const Config& config, const std::string& pattern) {
 
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle,
                                          const std::vector<std::string>& files = {}) {
+  if (config.data.block == "crop")
+    return std::make_unique<CropSource>(CropOptions{.pattern = pattern,
+                                                    .seq_len = config.data.seq_len,
+                                                    .record_tokens = config.data.record_tokens,
+                                                    .vocab = config.model.vocab,
+                                                    .shuffle = shuffle,
+                                                    .seed = static_cast<std::uint64_t>(config.train.seed),
+                                                    .advice = how_to_prepare(config, pattern),
+                                                    .files = files});
   return std::make_unique<ShardSource>(ShardOptions{.pattern = pattern,
                                                     .seq_len = config.data.seq_len,
                                                     .bos_block = config.data.block == "bos",
@@ -106,6 +119,14 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
                                                     .seed = static_cast<std::uint64_t>(config.train.seed),
                                                     .advice = how_to_prepare(config, pattern),
                                                     .files = files});
+}
+
+std::unique_ptr<TokenSource> open_training_shards(const Config& config) {
+  if (config.data.mixture.empty()) return open_shards(config, config.data.train, true);
+  std::vector<MixturePart> parts;
+  for (const auto& [weight, pattern] : parse_mixture(config.data.mixture))
+    parts.push_back({weight, open_shards(config, pattern, true)});
+  return std::make_unique<MixtureSource>(std::move(parts));
 }
 }  // namespace
 
@@ -130,7 +151,7 @@ std::string tokenizer_text(const Config& config, const TokenSource& data) {
 
 std::unique_ptr<TokenSource> open_training_source(const Config& config) {
   auto source = open_generated(config, false);
-  if (!source) source = open_shards(config, config.data.train, true);
+  if (!source) source = open_training_shards(config);
   require_answers(config, *source);
   return source;
 }

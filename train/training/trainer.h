@@ -65,6 +65,7 @@ class Trainer {
   // Number of steps of the whole run. If the run's length is set in tokens, the steps already done count the
   // tokens that they really read.
   std::int64_t steps() const { return steps_; }
+  InputRing::Waiting waiting_for_data() const { return inputs_ ? inputs_->waiting() : InputRing::Waiting{}; }
   bool finished() const { return enqueued() >= steps_; }
   // Whether weights, moments and state() belong together. They do not while a step runs, and no more after
   // one that failed during its update.

@@ -18,6 +18,16 @@ const char* reason_of(const StepState& result) {
 }
 }  // namespace
 
+std::string waiting_note(const InputRing::Waiting& waiting, double seconds) {
+  constexpr double least_seconds = 1, least_share = 0.01;
+  if (waiting.seconds < least_seconds || waiting.seconds < least_share * seconds) return "";
+  char share[32];
+  std::snprintf(share, sizeof share, "%.0f %%", 100 * waiting.seconds / seconds);
+  return "training waited " + duration_text(waiting.seconds) + " for its data, " + share +
+         " of the time, in " + counted(waiting.steps, "step") +
+         ": they are read more slowly than the device computes; copy the shards to a faster disk";
+}
+
 TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& run, const Trainer& trainer,
                          const std::optional<Peak>& peak)
     : config_(config),
@@ -26,13 +36,16 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       trainer_(trainer),
       parameters_(count_parameters(config)),
       scale_{flops_per_token(config), peak},
-      progress_(trainer.steps(), config.log.interval, scale_) {}
+      progress_(trainer.steps(), config.log.interval, scale_),
+      seconds_before_(trainer.state().seconds) {}
 
 void TrainingLog::announce(const std::string& why, const TokenSource& data,
                            const std::string& micro_batch_origin) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
               device_.info().description.c_str(), why.c_str(), trainer_.state().precision.c_str());
   std::printf("data        %s\n", data.description().c_str());
+  for (const std::string& share : data.shares(static_cast<std::uint64_t>(sequences_in_all())))
+    std::printf("            %s\n", share.c_str());
   if (config_.data.source == "shards") std::printf("tokenizer   %s\n", tokenizer_text(config_, data).c_str());
   for (const std::string& note : data.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
   std::printf(
@@ -61,6 +74,11 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data,
     std::printf("resuming    after step %lld, from %s\n", static_cast<long long>(trainer_.state().step),
                 run_.resumed()->folder.c_str());
   std::fflush(stdout);
+}
+
+std::int64_t TrainingLog::sequences_in_all() const {
+  const RunState& state = trainer_.state();
+  return state.sequences + (trainer_.steps() - state.step) * config_.train.batch;
 }
 
 void TrainingLog::saved(const std::filesystem::path& checkpoint) {
@@ -137,6 +155,7 @@ void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<
                             {"parameters_prior", parameters_.prior},
                             {"parameters_full_projections", parameters_.full_projections},
                             {"memory_bytes", trainer_.memory().total_bytes()},
+                            {"seconds_waiting_for_data", trainer_.waiting_for_data().seconds},
                             {"skipped_updates", state.skipped_updates}};
   if (const auto mfu = scale_.mfu(tokens_per_second)) {
     summary["mfu"] = *mfu;
@@ -150,16 +169,24 @@ void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<
     std::printf("the best any model can reach on this task: loss %.4f\n", *bayes_optimal_loss);
   }
   run_.write_summary(summary);
+  note_waiting();
   std::printf("trained in %s; loss of the last step %.4f; model %s\n", duration_text(state.seconds).c_str(),
               state.loss, checkpoint.empty() ? "not saved" : checkpoint.c_str());
 }
 
 int TrainingLog::stopped(int signal, bool saved) {
   progress_.clear();
+  note_waiting();
   std::fprintf(stderr, "stopped after step %lld of %lld by signal %d (%s)%s\n",
                static_cast<long long>(trainer_.state().step), static_cast<long long>(trainer_.steps()),
                signal, ::strsignal(signal), saved ? "; continue with --resume" : "; NOT saved");
   return saved ? 4 : 1;
+}
+
+void TrainingLog::note_waiting() const {
+  const std::string note =
+      waiting_note(trainer_.waiting_for_data(), trainer_.state().seconds - seconds_before_);
+  if (!note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
 int TrainingLog::diverged() const {

@@ -15,6 +15,10 @@
 
 namespace goat {
 
+// What the user should know of a run that has waited for its data: for at least a second, and for 1 % of the
+// `seconds` of training. Otherwise empty.
+std::string waiting_note(const InputRing::Waiting& waiting, double seconds);
+
 class TrainingLog {
  public:
   // `peak` is what MFU refers to, if there is one.
@@ -39,6 +43,8 @@ class TrainingLog {
 
  private:
   void warn_of_skip(const StepResult& result) const;
+  void note_waiting() const;
+  std::int64_t sequences_in_all() const;  // of the whole run
 
   const Config config_;
   const Device& device_;
@@ -47,6 +53,7 @@ class TrainingLog {
   ParameterCounts parameters_;
   SpeedScale scale_;
   Progress progress_;
+  double seconds_before_;  // of training, before this start
 };
 
 }  // namespace goat
