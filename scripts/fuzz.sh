@@ -8,20 +8,23 @@ out=build/fuzz
 mkdir -p "$out"
 
 declare -A sources=(
-  [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/presets.cpp"
+  [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp"
   [safetensors]="train/files/safetensors.cpp train/files/files.cpp data/checksum.cpp"
   [manifest]="train/run/checkpoint.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/memory/float_copies.cpp train/config/config.cpp train/config/config_keys.cpp
-              train/config/config_validate.cpp train/config/presets.cpp kernels/device.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
+              train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp kernels/device.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
+  [shard]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/checksum.cpp"
+  [shard_meta]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/crop_source.cpp data/checksum.cpp"
   [tokenizer]="data/bpe_tokenizer.cpp data/gpt2_tokenizer.cpp data/tokenizer_json.cpp data/byte_alphabet.cpp
                data/byte_pairs.cpp data/text_pattern.cpp data/pattern_translation.cpp data/unicode_additions.cpp
                data/nfc.cpp data/utf8.cpp"
-  [shard]="data/shard.cpp data/shard_meta.cpp data/shard_source.cpp data/checksum.cpp"
 )
+
+targets=(config safetensors manifest shard shard_meta tokenizer)
 
 build() {
   # shellcheck disable=SC2086  # the list is meant to split
   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. "test/fuzz/fuzz_$1.cpp" ${sources[$1]} \
-    -lxxhash -lpcre2-8 -lutf8proc -lpthread -o "$out/$1"
+    -lxxhash -lcrypto -lpcre2-8 -lutf8proc -lpthread -o "$out/$1"
 }
 fuzz() {
   mkdir -p "$out/grown/$1"
@@ -33,7 +36,7 @@ fuzz() {
 at_once=$(nproc)
 each() {  # each COMMAND: runs it for every target, fails if one fails
   local pids=() status=0
-  for target in config safetensors manifest shard tokenizer; do
+  for target in "${targets[@]}"; do
     while (($(jobs -rp | wc -l) >= at_once)); do sleep 0.2; done
     "$1" "$target" &
     pids+=($!)
@@ -44,7 +47,7 @@ each() {  # each COMMAND: runs it for every target, fails if one fails
 each build
 status=0
 each fuzz || status=$?
-for target in config safetensors manifest shard tokenizer; do
+for target in "${targets[@]}"; do
   if runs=$(sed -n 's/stat::number_of_executed_units: *//p' "$out/$target.log") && [[ -n $runs ]] && ! grep -q 'ERROR: \|SUMMARY: ' "$out/$target.log"; then
     echo "fuzz $target: $runs executions in $seconds s, no fault"
   else
