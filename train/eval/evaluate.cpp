@@ -121,7 +121,8 @@ Plan record_plan(const EvalOptions& options, const Config& trained, const std::s
                            counted(trained.data.record_tokens, "token"),
             .cuts = {},
             .of_records = true};
-  if (options.data.empty()) plan.validation = validation_tokens(trained, records * trained.data.seq_len);
+  const std::int64_t available = records * trained.data.seq_len;
+  plan.validation = options.data.empty() ? validation_tokens(trained, available) : 0;
   const std::int64_t longest = std::ranges::max(lengths);
   const std::int64_t taken = options.tokens ? std::min(records, *options.tokens / longest) : records;
   for (const std::int64_t length : lengths)
