@@ -59,10 +59,18 @@ class Findings:
     first_invalid: str = ""
     forced_cuts: int = 0
     sources: list = field(default_factory=list)
+    others: dict = field(default_factory=dict)  # what a format notes: [times, where first] by what it is
+
+    def note(self, what, where=""):
+        """Counts something: note("skipped: rows without text", "a.jsonl line 7")."""
+        times, first = self.others.get(what, (0, where))
+        self.others[what] = [times + 1, first]
 
     def lines(self, tokenizer, separator, tokens_of_marker):
         """The notes, a line each. `tokens_of_marker`: how many tokens END_OF_TEXT becomes in the text."""
         yield from self.encoding_lines()
+        for what, (times, first) in self.others.items():
+            yield f"{what}: {times:,}" + (f", the first in {first}" if first else "")
         if self.markers and END_OF_TEXT not in (separator or ""):
             option = f"--document-separator '{END_OF_TEXT}'"
             advice = option if tokenizer == "gpt2" else f"--tokenizer gpt2 {option}"
@@ -81,9 +89,10 @@ class Findings:
             yield f"cut: {runs}; the tokens at the cut may not be GPT-2's"
         names = {}
         for source in self.sources:
-            if source["bytes"] and source["sha256"] in names:
+            if source["bytes"] and source.get("sha256") in names:
                 yield f"kept: the same text twice, {names[source['sha256']]} and {source['name']}"
-            names.setdefault(source["sha256"], source["name"])
+            if "sha256" in source:
+                names.setdefault(source["sha256"], source["name"])
 
     def encoding_lines(self):
         latin1 = "if it is Latin-1: iconv -f LATIN1 -t UTF-8 FILE"

@@ -1,0 +1,87 @@
+"""The options that all sources of prepare.py share."""
+
+import argparse
+import os
+from fractions import Fraction
+
+from console import UsageError
+from prepare_shards import LARGEST_SHARD
+
+DEFAULT_SHARD = 100_000_000
+
+
+def add_common_arguments(parser):
+    """--out, --tokenizer, --tokenizer-dir, --end-of-text, --shard-tokens, --max-tokens, --workers,
+    --overwrite, --restart. prepare_documents() checks them."""
+    add = parser.add_argument
+    add("--out", required=True, metavar="FOLDER", help="where the shards go")
+    add(
+        "--tokenizer",
+        required=True,
+        metavar="NAME",
+        help="gpt2: byte-pair encoding, 50,257 tokens, 50256 before each document; bytes: a token is a byte, "
+        "documents follow each other without a mark; or a tokenizer.json, or a folder that holds one",
+    )
+    add(
+        "--tokenizer-dir",
+        metavar="DIR",
+        help="gpt2 from DIR/vocab.bpe and DIR/encoder.json instead of the network",
+    )
+    add(
+        "--end-of-text",
+        metavar="TOKEN",
+        help="tokenizer.json: the token that stands before each document (default: <|endoftext|> or the like)",
+    )
+    add(
+        "--shard-tokens",
+        type=shard_size,
+        default=DEFAULT_SHARD,
+        metavar="N",
+        help=f"tokens in a shard (default: {DEFAULT_SHARD})",
+    )
+    add("--max-tokens", type=whole_number, metavar="N", help="stop after N tokens (default: take all)")
+    add("--workers", type=whole_number, metavar="N", help="cores that encode (default: all of them)")
+    add("--overwrite", action="store_true", help="replace the shards that FOLDER holds")
+    add(
+        "--restart",
+        action="store_true",
+        help="begin again where an interrupted run left its work in FOLDER (default: go on from there)",
+    )
+
+
+def fraction(text):
+    """A decimal number as it is written: 0.1 is a tenth, not the nearest binary fraction."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return Fraction(repr(value))
+
+
+def whole_number(text, largest=2**62):
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= largest:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {largest}")
+    return int(text)
+
+
+def shard_size(text):
+    return whole_number(text, LARGEST_SHARD)
+
+
+def check_common_arguments(arguments):
+    if arguments.out == "":
+        raise UsageError("--out: is empty")
+    # A byte that is no UTF-8 comes as half a surrogate pair, which cannot be printed either.
+    if not arguments.out.isprintable():
+        problem = "holds what cannot be printed, and the trainer's config could not name it"
+        raise UsageError(f"--out {arguments.out}: {problem}; choose another name")
+    if arguments.tokenizer != "gpt2" and arguments.tokenizer_dir is not None:
+        raise UsageError(f"--tokenizer-dir: is for gpt2; the tokenizer {arguments.tokenizer} has no such files")
+    if arguments.tokenizer in ("gpt2", "bytes") and arguments.end_of_text is not None:
+        raise UsageError(f"--end-of-text: is for a tokenizer.json, not for {arguments.tokenizer}")
+
+
+def workers(arguments):
+    return arguments.workers or len(os.sched_getaffinity(0))
