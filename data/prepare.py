@@ -28,7 +28,9 @@ def parse(add_subcommands, words):
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
     for add_subcommand in add_subcommands:
         add_subcommand(sources)
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    arguments.words = sys.argv[1:] if words is None else words
+    return arguments
 
 
 def run(words):

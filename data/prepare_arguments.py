@@ -1,13 +1,19 @@
 """The options that all sources of prepare.py share."""
 
 import argparse
+import hashlib
+import json
 import os
+import shlex
 from fractions import Fraction
 
 from console import UsageError
-from prepare_shards import LARGEST_SHARD
+from prepare_stream import LARGEST_SHARD
 
 DEFAULT_SHARD = 100_000_000
+# Options that the shards do not depend on, and what is no option.
+WITHOUT_EFFECT = ("--out", "--workers", "--overwrite", "--restart")
+NO_OPTIONS = ("out", "workers", "overwrite", "restart", "words", "files", "prepare")
 
 
 def add_common_arguments(parser):
@@ -30,7 +36,7 @@ def add_common_arguments(parser):
     add(
         "--end-of-text",
         metavar="TOKEN",
-        help="tokenizer.json: the token that stands before each document (default: <|endoftext|> or the like)",
+        help="tokenizer.json: the token before each document (default: <|endoftext|> or the like)",
     )
     add(
         "--shard-tokens",
@@ -78,10 +84,36 @@ def check_common_arguments(arguments):
         problem = "holds what cannot be printed, and the trainer's config could not name it"
         raise UsageError(f"--out {arguments.out}: {problem}; choose another name")
     if arguments.tokenizer != "gpt2" and arguments.tokenizer_dir is not None:
-        raise UsageError(f"--tokenizer-dir: is for gpt2; the tokenizer {arguments.tokenizer} has no such files")
+        raise UsageError(f"--tokenizer-dir: is for gpt2, not for the tokenizer {arguments.tokenizer}")
     if arguments.tokenizer in ("gpt2", "bytes") and arguments.end_of_text is not None:
         raise UsageError(f"--end-of-text: is for a tokenizer.json, not for {arguments.tokenizer}")
 
 
 def workers(arguments):
     return arguments.workers or len(os.sched_getaffinity(0))
+
+
+def command(arguments):
+    """The words that make this set again, but for where it goes."""
+    kept, words = ["prepare.py"], iter(getattr(arguments, "words", []))
+    for word in words:
+        name, is_joined, _ = word.partition("=")
+        option = next((full for full in WITHOUT_EFFECT if name[2:] and full.startswith(name)), None)
+        if option is None:
+            kept.append(word)
+        elif option in ("--out", "--workers") and not is_joined:
+            next(words, None)
+    return shlex.join(kept)
+
+
+def claim(arguments, files, tokenizer):
+    """What a run must have in common with the one that it continues."""
+    options = {name: str(value) for name, value in vars(arguments).items() if name not in NO_OPTIONS}
+    identities = {split: [file.identity() for file in listed] for split, listed in files.items()}
+    contents = {name: hashlib.sha256(data).hexdigest() for name, data in tokenizer.files.items()}
+    return {
+        "format": 1,
+        "options": options,
+        "tokenizer": contents,
+        "files": hashlib.sha256(json.dumps(identities).encode()).hexdigest(),
+    }

@@ -4,13 +4,11 @@ import codecs
 import gzip
 import hashlib
 import os
-import sys
 import zlib
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from console import DataError, count
-from prepare_tokenizers import CUT_CHARACTERS, END_OF_TEXT
+from prepare_tokenizers import END_OF_TEXT
 
 READ_BYTES = 1 << 20
 STANDARD_INPUT = "-"
@@ -28,6 +26,7 @@ OTHER_FORMATS = [
     ),
     (b"%PDF-", "is a PDF", "convert it first: pdftotext FILE"),
     ((20240520).to_bytes(4, "little"), "is a token shard already", "give the text that it was made from"),
+    ((20240801).to_bytes(4, "little"), "is a token shard already", "give the text that it was made from"),
 ] + [
     (b"BZh%d1AY&SY" % level, "is compressed by bzip2", "decompress it first: bunzip2 FILE")
     for level in range(1, 10)
@@ -60,21 +59,33 @@ class Findings:
     forced_cuts: int = 0
     sources: list = field(default_factory=list)
     others: dict = field(default_factory=dict)  # what a format notes: [times, where first] by what it is
+    listed: int | None = None  # of a snapshot: how many of `sources` it has
+
+    def snapshot(self):
+        """As it is now, without a copy of `sources`: entries are only added to it."""
+        return replace(self, others=dict(self.others), listed=len(self.sources))
+
+    def as_dict(self):
+        """For JSON; Findings(**it) has the same."""
+        values = dict(vars(self))
+        listed = values.pop("listed")
+        return values | {"sources": self.sources[:listed]}
 
     def note(self, what, where=""):
         """Counts something: note("skipped: rows without text", "a.jsonl line 7")."""
         times, first = self.others.get(what, (0, where))
         self.others[what] = [times + 1, first]
 
-    def lines(self, tokenizer, separator, tokens_of_marker):
-        """The notes, a line each. `tokens_of_marker`: how many tokens END_OF_TEXT becomes in the text."""
+    def lines(self, tokenizer, separator):
+        """The notes, a line each."""
         yield from self.encoding_lines()
         for what, (times, first) in self.others.items():
             yield f"{what}: {times:,}" + (f", the first in {first}" if first else "")
         if self.markers and END_OF_TEXT not in (separator or ""):
             option = f"--document-separator '{END_OF_TEXT}'"
-            advice = option if tokenizer == "gpt2" else f"--tokenizer gpt2 {option}"
-            times = f"{count(self.markers, 'time')}, {tokens_of_marker} tokens each"
+            advice = f"--tokenizer gpt2 {option}" if tokenizer.name == "bytes" else option
+            tokens = len(tokenizer.encode([(END_OF_TEXT, False)]))
+            times = f"{count(self.markers, 'time')}, {tokens} tokens each"
             yield f"kept as ordinary text: '{END_OF_TEXT}' ({times}); to separate documents there: {advice}"
         if separator is not None and not self.separators:
             yield f"never found: the document separator {separator!r}; each file is one document"
@@ -85,14 +96,16 @@ class Findings:
         if self.carriage_returns > self.crlf:
             yield f"kept: {count(self.carriage_returns - self.crlf, 'carriage return')} without a line feed"
         if self.forced_cuts:
-            runs = f"{count(self.forced_cuts, 'run')} of {CUT_CHARACTERS:,} characters without a space"
-            yield f"cut: {runs}; the tokens at the cut may not be GPT-2's"
+            yield f"cut: {tokenizer.cuts(self.forced_cuts)}"
+        yield from self.repeated_sources()
+
+    def repeated_sources(self):
         names = {}
         for source in self.sources:
-            if source["bytes"] and source.get("sha256") in names:
-                yield f"kept: the same text twice, {names[source['sha256']]} and {source['name']}"
-            if "sha256" in source:
-                names.setdefault(source["sha256"], source["name"])
+            if source["bytes"] and (sha256 := source.get("sha256")):
+                if sha256 in names:
+                    yield f"kept: the same text twice, {names[sha256]} and {source['name']}"
+                names.setdefault(sha256, source["name"])
 
     def encoding_lines(self):
         latin1 = "if it is Latin-1: iconv -f LATIN1 -t UTF-8 FILE"
@@ -115,25 +128,25 @@ class Findings:
             yield f"kept: {count(self.nul_bytes, 'NUL byte')}{utf16}"
 
 
-def progress_bar(files):
-    """Counts bytes of text; knows the end where no file is compressed."""
-    from tqdm import tqdm
-
-    plain = all(name != STANDARD_INPUT and not name.endswith(".gz") for name in files)
-    total = sum(os.path.getsize(name) for name in files) if plain else None
-    disable = sys.stderr is None or not sys.stderr.isatty()
-    return tqdm(total=total, unit="B", unit_scale=True, disable=disable, leave=False)
+def stored_size(name):
+    """Bytes of a file on this disk; None for what is not one."""
+    return os.path.getsize(name) if name != STANDARD_INPUT and os.path.isfile(name) else None
 
 
-def raw_blocks(name):
-    """The bytes of a source, decompressed; all blocks but the last have READ_BYTES."""
-    compressed = name.endswith(".gz")
+def raw_blocks(name, progress):
+    """The bytes of a source, decompressed; all blocks but the last have READ_BYTES. progress(n) is told of
+    bytes as they are stored."""
+    compressed, size = name.endswith(".gz"), stored_size(name)
     try:
-        if compressed and Path(name).is_file() and Path(name).stat().st_size == 0:
+        if compressed and size == 0:
             raise EOFError
         with open(0 if name == STANDARD_INPUT else name, "rb", closefd=name != STANDARD_INPUT) as file:
             source = gzip.GzipFile(fileobj=file) if compressed else file
+            before = 0
             while block := source.read(READ_BYTES):
+                position = before + len(block) if size is None else file.tell()
+                progress(position - before)
+                before = position
                 yield block
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         damage = "is cut short" if isinstance(error, EOFError) else f"is damaged ({error})"
@@ -170,10 +183,10 @@ def occurrences(pattern, before, block):
     return block.count(pattern) + across.count(pattern)
 
 
-def text_blocks(name, bar, findings):
+def text_blocks(name, progress, findings):
     """Yields (position, bytes) of a source without its byte-order mark; notes its size, hash and oddities."""
     digest, size, before = hashlib.sha256(), 0, b""
-    for block in raw_blocks(name):
+    for block in raw_blocks(name, progress):
         digest.update(block)
         if size == 0:
             refuse_other_formats(name, block)
@@ -183,7 +196,6 @@ def text_blocks(name, bar, findings):
         findings.marks += occurrences(MARK, before, block)
         findings.markers += occurrences(MARKER, before, block)
         before = (before + block)[-len(MARKER) :]
-        bar.update(len(block))
         is_marked = size == 0 and block.startswith(MARK)
         findings.dropped_marks += is_marked
         skipped = len(MARK) if is_marked else 0
@@ -193,7 +205,7 @@ def text_blocks(name, bar, findings):
     findings.sources.append({"name": name, "bytes": size, "sha256": digest.hexdigest()})
 
 
-def decoded(name, bar, findings):
+def decoded(name, progress, findings):
     """Yields text; an invalid UTF-8 sequence becomes U+FFFD and is noted."""
     start = 0  # in the source, of the decoder's input
 
@@ -204,7 +216,7 @@ def decoded(name, bar, findings):
 
     codecs.register_error("replace and note", replace)
     pending = b""  # an unfinished sequence at the end of a block
-    for position, block in text_blocks(name, bar, findings):
+    for position, block in text_blocks(name, progress, findings):
         start = position - len(pending)
         data = pending + block
         text, used = codecs.utf_8_decode(data, "replace and note", False)
@@ -236,10 +248,10 @@ class Utf8Check:
             self.findings.first_invalid = self.findings.first_invalid or where
 
 
-def byte_blocks(name, bar, findings):
+def byte_blocks(name, progress, findings):
     """Yields the bytes of a source; notes whether they are UTF-8."""
     check, end = Utf8Check(name, findings), 0
-    for position, block in text_blocks(name, bar, findings):
+    for position, block in text_blocks(name, progress, findings):
         check.add(position, block)
         end = position + len(block)
         if block:

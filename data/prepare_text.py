@@ -1,18 +1,13 @@
 """prepare.py text: shards from plain text files."""
 
-import argparse
 import os
 from fractions import Fraction
 
-import console
-import numpy as np
 from console import DataError, UsageError
-from prepare_advice import summary
-from prepare_shards import LARGEST_SHARD, ShardFolder
-from prepare_sources import STANDARD_INPUT, Findings, byte_blocks, decoded, progress_bar
-from prepare_tokenizers import END_OF_TEXT, Gpt2Tokenizer, TextCutter
-
-BATCH_CHARACTERS = 1 << 22  # encoded at once, by all cores
+from prepare_arguments import check_common_arguments, fraction
+from prepare_documents import END, DocumentFile
+from prepare_pipeline import add_common_arguments, prepare_documents
+from prepare_sources import STANDARD_INPUT, byte_blocks, decoded, stored_size
 
 
 def add_parser(subparsers):
@@ -26,23 +21,12 @@ def add_parser(subparsers):
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="UTF-8 text, plain or .gz; - is standard input"
     )
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the shards go")
-    parser.add_argument(
-        "--tokenizer",
-        required=True,
-        choices=["gpt2", "bytes"],
-        help="gpt2: byte-pair encoding, 50,257 tokens, 50256 before each document; bytes: a token is a byte, "
-        "files follow each other without a mark",
-    )
-    parser.add_argument(
-        "--tokenizer-dir",
-        metavar="DIR",
-        help="gpt2 from DIR/vocab.bpe and DIR/encoder.json instead of the network",
-    )
+    add_common_arguments(parser)
     parser.add_argument(
         "--document-separator",
         metavar="TEXT",
-        help=r"gpt2: what separates documents within a file, as '<|endoftext|>' or '\n\n' (default: nothing)",
+        help=r"what separates documents within a file, as '<|endoftext|>' or '\n\n' (default: nothing); not "
+        "for bytes",
     )
     parser.add_argument(
         "--val-fraction",
@@ -51,32 +35,7 @@ def add_parser(subparsers):
         metavar="F",
         help="share of the tokens for validation (default: 0.1)",
     )
-    parser.add_argument(
-        "--shard-tokens",
-        type=shard_size,
-        default=100_000_000,
-        metavar="N",
-        help="tokens in a shard (default: 100000000)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the shards that FOLDER holds")
     parser.set_defaults(prepare=prepare)
-
-
-def fraction(text):
-    """A decimal number as it is written: 0.1 is a tenth, not the nearest binary fraction."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return Fraction(repr(value))
-
-
-def shard_size(text):
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_SHARD:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {LARGEST_SHARD}")
-    return int(text)
 
 
 def check_arguments(arguments):
@@ -85,16 +44,8 @@ def check_arguments(arguments):
             "--document-separator: the tokenizer bytes has no token to put between documents; use gpt2, or "
             "leave the option out"
         )
-    if arguments.tokenizer == "bytes" and arguments.tokenizer_dir is not None:
-        raise UsageError("--tokenizer-dir: the tokenizer bytes has no files")
     if arguments.document_separator == "":
         raise UsageError("--document-separator: is empty")
-    if arguments.out == "":
-        raise UsageError("--out: is empty")
-    # A byte that is no UTF-8 comes as half a surrogate pair, which cannot be printed either.
-    if not arguments.out.isprintable():
-        problem = "holds what cannot be printed, and the trainer's config could not name it"
-        raise UsageError(f"--out {arguments.out}: {problem}; choose another name")
     if arguments.files.count(STANDARD_INPUT) > 1:
         raise UsageError("FILE: standard input (-) can be read once")
     for name in arguments.files:
@@ -112,97 +63,34 @@ def check_file(name):
 
 def prepare(arguments):
     """Makes the shards. Returns the lines that say what was made and how to go on."""
+    check_common_arguments(arguments)
     check_arguments(arguments)
-    findings = Findings()
-    if arguments.tokenizer == "gpt2":
-        tokenizer = Gpt2Tokenizer(arguments.tokenizer_dir)
-        vocabulary, end_of_text = tokenizer.vocabulary, tokenizer.end_of_text
-        tokenizer_files = {f"tokenizer/{name}": contents for name, contents in tokenizer.files.items()}
-        tokens_of_marker = len(tokenizer.encode_batch([END_OF_TEXT])[0])
-        separator = arguments.document_separator
-        separator = separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
-        stream = encoded_text(arguments.files, tokenizer, separator, findings)
-    else:
-        vocabulary, end_of_text, separator = 256, None, None
-        tokenizer_files, tokens_of_marker = {}, len(END_OF_TEXT)
-        stream = encoded_bytes(arguments.files, findings)
-
-    with ShardFolder(arguments.out, arguments.overwrite, tokenizer_files) as folder:
-        for tokens in stream:
-            folder.append(tokens)
-        if folder.tokens == 0:
-            raise DataError("no text in " + ", ".join(arguments.files))
-        train_tokens = int(folder.tokens * (1 - arguments.val_fraction))
-        splits = [("train", train_tokens), ("val", folder.tokens - train_tokens)]
-        meta = {
-            "tokenizer": arguments.tokenizer,
-            "vocab": vocabulary,
-            "end_of_text": end_of_text,
-            "document_separator": separator,
-            "val_fraction": float(arguments.val_fraction),
-            "documents": findings.documents,
-            "sources": findings.sources,
-            "notes": list(findings.lines(arguments.tokenizer, separator, tokens_of_marker)),
-        }
-        meta = folder.publish(splits, arguments.shard_tokens, meta, before_sealing=console.ignore_stops)
-    return summary(arguments.out, meta)
+    separator = arguments.document_separator
+    separator = separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
+    files = [TextFile(name, separator, arguments.tokenizer == "bytes") for name in arguments.files]
+    meta = {"document_separator": separator}
+    return prepare_documents(arguments, files, val_fraction=arguments.val_fraction, extra_meta=meta)
 
 
-def encoded_bytes(files, findings):
-    """Yields uint16 arrays: the bytes of all files."""
-    with progress_bar(files) as bar:
-        for name in files:
-            empty = True
-            for block in byte_blocks(name, bar, findings):
-                empty = False
-                yield np.frombuffer(block, np.uint8).astype(np.uint16)
-            findings.documents += not empty
-            findings.empty_documents += empty
+class TextFile(DocumentFile):
+    """A text file is a document, or several with a separator between them. `as_bytes`: whatever is in it."""
 
+    can_skip = False
 
-def encoded_text(files, tokenizer, separator, findings):
-    """Yields uint16 arrays: for each document that is not empty, the end-of-text token, then its tokens."""
-    batch, characters = [], 0
-    with progress_bar(files) as bar:
-        for text, starts_document in document_texts(files, separator, bar, findings):
-            batch.append((text, starts_document))
-            characters += len(text)
-            if characters >= BATCH_CHARACTERS:
-                yield encode_batch(batch, tokenizer)
-                batch, characters = [], 0
-        if batch:
-            yield encode_batch(batch, tokenizer)
+    def __init__(self, name, separator, as_bytes):
+        self.name, self.size = name, stored_size(name)
+        self.separator, self.as_bytes = separator, as_bytes
 
-
-def encode_batch(batch, tokenizer):
-    tokens = []
-    for (_, starts_document), encoded in zip(
-        batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True
-    ):
-        if starts_document:
-            tokens.append(tokenizer.end_of_text)
-        tokens += encoded
-    return np.array(tokens, np.uint16)
-
-
-def document_texts(files, separator, bar, findings):
-    """Yields (text, whether a document starts with it) of a bounded length, documents one after the other."""
-    for name in files:
-        cutter = TextCutter()
-        starts = True
-        for piece in split_documents(decoded(name, bar, findings), separator, findings):
-            for text in cutter.finish() if piece is None else cutter.add(piece):
-                findings.documents += starts
-                yield text, starts
-                starts = False
-            if piece is None:
-                findings.empty_documents += starts
-                starts = True
-        findings.forced_cuts += cutter.forced_cuts
+    def pieces(self, skip, progress, findings):
+        if self.as_bytes:
+            yield from byte_blocks(self.name, progress, findings)
+            yield END
+        else:
+            yield from split_documents(decoded(self.name, progress, findings), self.separator, findings)
 
 
 def split_documents(pieces, separator, findings):
-    """Yields the text without separators, and None at the end of each document.
+    """Yields the text without separators, and END at the end of each document.
 
     What follows the last separator is a document if it is not empty. Notes how many separators there were.
     """
@@ -216,7 +104,7 @@ def split_documents(pieces, separator, findings):
             findings.separators += len(documents)
             for document in documents:
                 yield document
-                yield None
+                yield END
             unfinished = unfinished and not documents
         if len(held) > keep:
             yield held[: len(held) - keep]
@@ -225,4 +113,4 @@ def split_documents(pieces, separator, findings):
     if held:
         yield held
     if held or unfinished:
-        yield None
+        yield END

@@ -100,8 +100,10 @@ def shard(path):
     """The tokens of a shard, after checking its header."""
     data = Path(path).read_bytes()
     header = np.frombuffer(data[:1024], "<i4")
-    tokens = np.frombuffer(data[1024:], "<u2")
-    assert header[:3].tolist() == [20240520, 1, len(tokens)] and not header[3:].any()
+    wide = header[0] == 20240801
+    tokens = np.frombuffer(data[1024:], "<u4" if wide else "<u2")
+    assert header[:3].tolist() == [*((20240801, 7) if wide else (20240520, 1)), len(tokens)]
+    assert not header[3:].any()
     return tokens
 
 

@@ -1,5 +1,6 @@
 """data/prepare.py: a set of shards appears whole, and an older one goes only then, whatever ends the run."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -16,8 +17,9 @@ import pytest
 from console import DataError, ScriptError, UsageError
 from prepared import SCRIPT, contents, nothing_left, prepare, shard, stream
 
+import prepare_encoding
+import prepare_reading
 import prepare_shards
-import prepare_sources
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "10", "-"]
 TOKENIZER = {"tokenizer/vocab.bpe": b"merges", "tokenizer/encoder.json": b"{}"}
@@ -30,11 +32,19 @@ SETS = {
 }
 
 
-def publish(path, name, overwrite=True):
+def publish(path, name, overwrite=True, claim=None):
+    """Also as a run that can be continued, which saves what it has done after each step."""
     first, train, val, files = SETS[name]
-    with prepare_shards.ShardFolder(path, overwrite, files) as folder:
-        folder.append(np.arange(first, first + train + val, dtype=np.uint16))
-        folder.publish([("train", train), ("val", val)], 10, {"name": name})
+    tokens = np.arange(first, first + train + val, dtype=np.uint16)
+    with prepare_shards.ShardFolder(path, overwrite, files, shard_tokens=10, claim=claim) as folder:
+        if folder.done:
+            return
+        done = folder.state or 0
+        assert claim or not done
+        for start in range(done, tokens.size, 7):
+            folder.append("train", tokens[start : start + 7])
+            folder.save(start + 7)
+        folder.publish({"name": name}, tail=val)
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +104,20 @@ class Steps:
         return call
 
 
-def number_of_steps(monkeypatch, path, new):
+def number_of_steps(monkeypatch, path, new, claim=None):
     with monkeypatch.context() as patch:
         steps = Steps(patch, 0, None)
-        publish(path, new)
+        publish(path, new, claim=claim)
         return steps.count
 
 
-def run_killed(monkeypatch, path, new, stop):
+def run_killed(monkeypatch, path, new, stop, claim=None):
     """Publishes in a process of its own that dies at a step, as by kill -9."""
     child = os.fork()
     if child == 0:
         try:
             Steps(monkeypatch, stop, lambda: os._exit(9))
-            publish(path, new)
+            publish(path, new, claim=claim)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -143,7 +153,7 @@ def test_a_run_killed_at_any_step_leaves_all_of_one_set(tmp_path, published, mon
         assert stands(path, published[new] if sealed else published[old]), stop
         # The next run on the folder, whatever it is for, finishes or clears up.
         with pytest.raises((UsageError, KeyError)):
-            with prepare_shards.ShardFolder(path, False):
+            with prepare_shards.ShardFolder(path, False, shard_tokens=10):
                 raise KeyError
         assert contents(path) == published[new if sealed else old] | mine, stop
         outcomes.append(sealed)
@@ -163,6 +173,67 @@ def test_a_run_that_is_killed_and_repeated_ends_as_if_nothing_had_happened(tmp_p
             publish(path, "small", overwrite=False)
             assert contents(path) == published["small"]
     assert contents(tmp_path / "counted") == published["large with tokenizer"]
+
+
+CLAIM = {"options": "these"}
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, "large with tokenizer"), ("no validation", "small")])
+def test_a_run_that_is_killed_at_any_step_is_continued(tmp_path, published, monkeypatch, old, new):
+    """Killed, killed again at an early step of the continuation, then left alone: as if nothing had been."""
+    start = tmp_path / "start"
+    start.mkdir()
+    if old:
+        publish(start, old)
+    total = number_of_steps(monkeypatch, shutil.copytree(start, tmp_path / "counted"), new, CLAIM)
+    assert contents(tmp_path / "counted") == published[new]
+    gone_on = 0
+    for stop in range(1, total + 1):
+        path = shutil.copytree(start, tmp_path / str(stop))
+        run_killed(monkeypatch, path, new, stop, CLAIM)
+        now = contents(path)
+        sealed = "meta.json.partial" in now or now.get("meta.json") == published[new]["meta.json"]
+        assert stands(path, published[new] if sealed else published[old]), stop
+        if "progress.partial" in now:
+            with pytest.raises(UsageError, match="another command|holds shards already"):
+                publish(shutil.copytree(path, tmp_path / f"{stop}other"), new, False, {"options": "others"})
+            with monkeypatch.context() as patch:
+                steps = Steps(patch, 1 + stop % 4, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+                with contextlib.suppress(KeyboardInterrupt):
+                    publish(path, new, claim=CLAIM)
+            gone_on += 1
+        publish(path, new, claim=CLAIM)
+        assert contents(path) == published[new], stop
+    assert gone_on > 20
+
+
+def test_a_run_goes_on_from_what_was_saved(tmp_path, published):
+    """What came after it is cut off, whole shards too; and it needs what it counts on."""
+    arguments = dict(overwrite=False, shard_tokens=10, claim=CLAIM)
+
+    def interrupted(path):
+        with pytest.raises(KeyboardInterrupt), prepare_shards.ShardFolder(path, **arguments) as folder:
+            folder.append("train", np.arange(100, 112, dtype=np.uint16))
+            folder.save({"there": 12})
+            folder.append("train", np.zeros(30, np.uint16))
+            raise KeyboardInterrupt
+
+    interrupted(tmp_path / "o")
+    with prepare_shards.ShardFolder(tmp_path / "o", **arguments) as folder:
+        assert folder.state == {"there": 12} and folder.tokens == {"train": 12, "val": 0}
+        folder.append("train", np.arange(112, 130, dtype=np.uint16))
+        folder.publish({"name": "large with tokenizer"}, tail=5)
+    shards = {name: data for name, data in published["large with tokenizer"].items() if name.endswith(".bin")}
+    assert {name: data for name, data in contents(tmp_path / "o").items() if name.endswith(".bin")} == shards
+    for name, size in [("train_000000.bin", 1043), ("train_000001.bin", 1027)]:
+        interrupted(tmp_path / name)
+        os.truncate(tmp_path / name / f"{name}.partial", size)
+        with pytest.raises(DataError, match=f"{name}.partial: is missing or damaged.*--restart"):
+            with prepare_shards.ShardFolder(tmp_path / name, **arguments):
+                pass
+        with prepare_shards.ShardFolder(tmp_path / name, **arguments, restart=True) as folder:
+            assert folder.state is None and folder.tokens == {"train": 0, "val": 0}
+        assert nothing_left(tmp_path / name)
 
 
 @pytest.mark.parametrize(("old", "new"), [(None, "large with tokenizer"), ("large with tokenizer", "small")])
@@ -189,7 +260,6 @@ def test_a_disk_that_fails_at_any_step_loses_nothing(tmp_path, published, monkey
         if (path / "meta.json.partial").exists():
             assert stands(path, published[new])
             publish(path, new)
-        (path / "tokens.partial").unlink(missing_ok=True)  # the last step of all
         if contents(path) != published[new]:
             assert contents(path) == published[old]
     assert messages == {
@@ -337,7 +407,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path):
         "train_000000.bin.partial",
         "meta.json",
         "meta.json.partial",
-        "tokens.partial",
+        "progress.partial",
     ]
     for n, name in enumerate([*names, "tokenizer/vocab.bpe"]):
         for kind in ("link", "pipe", "folder"):
@@ -404,16 +474,18 @@ def test_an_interrupted_run_leaves_no_shard_and_the_next_one_starts_afresh(tmp_p
         [sys.executable, SCRIPT, *map(str, words)], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=stop != signal.SIGKILL and (lambda: signal.signal(stop, signal.SIG_DFL)) or None,
     )  # fmt: skip
-    process.stdin.write(b"x" * (prepare_sources.READ_BYTES + 1))
+    batches = 2 + prepare_encoding.BATCHES_AHEAD + len(os.sched_getaffinity(0))
+    process.stdin.write(b"x" * (batches * prepare_reading.BATCH_CHARACTERS + 1))
     process.stdin.flush()
-    spool = tmp_path / "o" / "tokens.partial"
-    wait_until(lambda: spool.exists() and spool.stat().st_size > 0)
+    started = tmp_path / "o" / "train_000000.bin.partial"
+    wait_until(lambda: started.exists() and started.stat().st_size > 0)
     assert "another prepare.py" in prepare(*words, stdin=b"y", code=2)
     process.send_signal(stop)
     _, error = process.communicate(timeout=300)
     assert not list(tmp_path.glob("o/*.bin"))
     if stop != signal.SIGKILL:
-        assert (process.returncode, error) == (1, b"prepare.py: interrupted; no shards were written\n")
+        said = "interrupted; no shards were written; standard input and pipes cannot be continued"
+        assert (process.returncode, error.decode()) == (1, f"prepare.py: {said}\n")
         assert not (tmp_path / "o").exists()
     prepare(*words, stdin=b"again")
     assert stream(tmp_path / "o")[0].tolist() == list(b"again")

@@ -20,8 +20,7 @@ def decoded(name, data):
     name = str(name)
     Path(name).write_bytes(data)
     findings = prepare_sources.Findings()
-    with prepare_sources.progress_bar([name]) as bar:
-        return "".join(prepare_sources.decoded(name, bar, findings)), findings
+    return "".join(prepare_sources.decoded(name, lambda stored: None, findings)), findings
 
 
 def notes(folder, *files, tokenizer=("bytes",)):
