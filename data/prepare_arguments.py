@@ -110,10 +110,12 @@ def claim(arguments, files, tokenizer):
     """What a run must have in common with the one that it continues."""
     options = {name: str(value) for name, value in vars(arguments).items() if name not in NO_OPTIONS}
     identities = {split: [file.identity() for file in listed] for split, listed in files.items()}
+    names = {split: [file.name for file in listed] for split, listed in files.items()}
     contents = {name: hashlib.sha256(data).hexdigest() for name, data in tokenizer.files.items()}
     return {
         "format": 1,
         "options": options,
         "tokenizer": contents,
+        "names": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
         "files": hashlib.sha256(json.dumps(identities).encode()).hexdigest(),
     }

@@ -69,7 +69,7 @@ class ByteTokenizer(Tokenizer):
 
     def documents_from(self, first, texts, tokens):
         places = np.cumsum([0] + [len(self.encode([text])) for text in texts[:-1]])
-        return sum(starts and place >= first for (_, starts), place in zip(texts, places, strict=True))
+        return sum(bool(starts and place >= first) for (_, starts), place in zip(texts, places, strict=True))
 
     def new_cutter(self):
         return NoCutter()

@@ -47,6 +47,12 @@ def publish(path, name, overwrite=True, claim=None):
         folder.publish({"name": name}, tail=val)
 
 
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch):
+    """The machine does not lose its power here, so nothing needs to wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The files of each set where nothing was in its way."""
