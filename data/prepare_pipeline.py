@@ -24,7 +24,7 @@ from prepare_arguments import add_common_arguments, check_common_arguments, clai
 from prepare_encoding import encoded
 from prepare_progress import Progress, Space
 from prepare_reading import Position, Reader
-from prepare_shards import ShardFolder
+from prepare_shards import ENCODING, ShardFolder
 from prepare_sources import Findings
 from prepare_tokenizer_json import make_tokenizer
 
@@ -94,14 +94,15 @@ class Preparation:
     def run(self, val_fraction, extra_meta):
         """Returns what is in meta.json."""
         has_val_files = bool(self.files["val"])
-        most = None if has_val_files else self.arguments.max_tokens
-        with Progress(*self._sizes(), sum(self.folder.tokens.values())) as self.progress:
-            self.space = Space(
-                self.folder, self.progress, self.tokenizer, most, 0 if has_val_files else float(val_fraction)
-            )
-            self.space.check_before()
+        limit = self.arguments.max_tokens
+        with Progress(*self._sizes(), sum(self.folder.tokens.values()), limit) as self.progress:
+            most = limit and limit + sum(file.size or 0 for file in self.files["val"])
+            copied = 0 if has_val_files else float(val_fraction)
+            self.space = Space(self.folder, self.progress, self.tokenizer, most, copied)
+            if self.folder.stage == ENCODING:
+                self.space.check_before()
             if self.split == "train":
-                self._encode("train", "val", self.arguments.max_tokens)
+                self._encode("train", "val", limit)
             if self.split == "val":
                 self._encode("val", "end", None)
         total = sum(self.folder.tokens.values())
@@ -143,6 +144,7 @@ class Preparation:
         """Takes what is missing from the last batch; documents that begin after it count as not read."""
         kept = limit - self.folder.tokens[split]
         self.folder.append(split, tokens[:kept])
+        self.progress.written(kept)
         self.findings = Findings(**batch.findings.as_dict())
         self.findings.documents -= self.tokenizer.documents_from(kept, batch.texts, tokens)
         if len(self.findings.sources) <= batch.file:

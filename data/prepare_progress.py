@@ -11,19 +11,21 @@ TYPICAL_LEAST = 1 / 6  # tokens from a stored byte of text, where a token is not
 
 class Progress:
     """A bar on a terminal, as a context manager. `whole`: stored bytes of all files, None if not known;
-    `before`: those that an earlier run has read; `tokens`: those it has written."""
+    `before`: those that an earlier run has read; `tokens`: those it has written; `limit`: of the tokens, or
+    None."""
 
-    def __init__(self, whole, before, tokens):
-        self.whole, self.bytes = whole, before
+    def __init__(self, whole, before, tokens, limit):
+        self.whole, self.bytes, self.limit = whole, before, limit
         self.before, self.tokens = tokens, tokens
 
     def __enter__(self):
         from tqdm import tqdm
 
         disable = sys.stderr is None or not sys.stderr.isatty()
-        self.bar = tqdm(
-            total=self.whole, initial=self.bytes, unit="B", unit_scale=True, disable=disable, leave=False
-        )
+        counted = dict(total=self.whole, initial=self.bytes, unit="B")
+        if self.limit is not None:
+            counted = dict(total=self.limit, initial=self.tokens, unit=" tokens")
+        self.bar = tqdm(**counted, unit_scale=True, disable=disable, leave=False)
         return self
 
     def __exit__(self, *_):
@@ -31,10 +33,13 @@ class Progress:
 
     def read(self, stored_bytes):
         self.bytes += stored_bytes
-        self.bar.update(stored_bytes)
+        if self.limit is None:
+            self.bar.update(stored_bytes)
 
     def written(self, tokens):
         self.tokens += tokens
+        if self.limit is not None:
+            self.bar.update(tokens)
         if not self.bar.disable and (seconds := self.bar.format_dict["elapsed"]):
             self.bar.set_postfix_str(f"{(self.tokens - self.before) / seconds:,.0f} tokens/s", refresh=False)
 

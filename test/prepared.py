@@ -70,9 +70,9 @@ def as_in_a_process_of_its_own(stdin, cwd):
                 signal.signal(stop, handler)
 
 
-def prepare(*words, code=0, stdin=b"", cwd=None, notes=0):
-    """Runs prepare.py, in this process; returns what it printed. A failure is one line on stderr alone, but for
-    so many notes before it."""
+def prepare(*words, code=0, stdin=b"", cwd=None, notes=0, lines=None):
+    """Runs prepare.py, in this process; returns what it printed. A failure is one line on stderr alone, but
+    for so many notes before it; or there are so many `lines`."""
     out, error = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace") for _ in range(2)
     )
@@ -81,7 +81,8 @@ def prepare(*words, code=0, stdin=b"", cwd=None, notes=0):
             returned = program.main([str(word) for word in words])
     printed, said = (stream.buffer.getvalue().decode() for stream in (out, error))
     assert returned == code, printed + said
-    assert len(said.splitlines()) == notes + (code != 0) and (code == 0 or printed == "")
+    assert len(said.splitlines()) == (notes + (code != 0) if lines is None else lines)
+    assert code == 0 or printed == ""
     assert said.count("prepare.py: note: ") == notes
     return printed + said
 

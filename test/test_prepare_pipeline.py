@@ -1,9 +1,12 @@
 """data/prepare.py: the same shards whatever the number of workers, and whatever has interrupted the run."""
 
+import errno
+import gzip
 import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +16,8 @@ import numpy as np
 import pytest
 
 from console import ScriptError
-from prepared import END, SCRIPT, as_in_a_process_of_its_own, contents, make_set, nothing_left, prepare, stream
+from prepared import END, SCRIPT, as_in_a_process_of_its_own, contents, make_set, nothing_left
+from prepared import prepare, stream
 
 import prepare_arguments
 import prepare_documents
@@ -230,13 +234,14 @@ def test_half_of_a_surrogate_pair_is_replaced_and_noted(tmp_path, tiny, byte_ids
 # The command
 
 
-def test_the_unfinished_work_of_another_command_is_not_lost(tmp_path, tiny, texts, small_batches, monkeypatch):
+def test_the_work_of_another_command_is_not_lost(tmp_path, tiny, texts, small_batches, monkeypatch):
     monkeypatch.setattr(prepare_pipeline, "SAVE_SECONDS", 0)
     (tmp_path / "damaged.txt.gz").write_bytes(b"no gzip")
     good = [*texts, "--document-separator", SEPARATOR]
     words = [*texts, tmp_path / "damaged.txt.gz", "--document-separator", SEPARATOR]
     error = make_set(tmp_path / "o", *words, vocabulary=tiny, code=3)
-    assert "damaged.txt.gz" in error and "; what was done is kept: the same command goes on from there" in error
+    assert "damaged.txt.gz" in error
+    assert error.endswith("; what was done is kept: the same command goes on from there\n")
     error = make_set(tmp_path / "o", *good, vocabulary=tiny, code=2)
     assert "unfinished work of another command: prepare.py text --tokenizer gpt2" in error
     assert "--restart" in error and not list(tmp_path.glob("o/*.bin"))
@@ -300,6 +305,40 @@ def test_the_program_is_killed_again_and_again_and_ends_as_if_nothing_had_happen
     assert contents(tmp_path / "o") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("has_limit", [False, True])
+def test_the_bar_knows_the_end_and_the_speed(tmp_path, texts, monkeypatch, has_limit):
+    shown = []
+
+    class Bar:
+        disable = False
+
+        def __init__(self, **settings):
+            self.settings, self.n = settings, 0
+            self.format_dict = {"elapsed": 2.0}
+            shown.append(self)
+
+        def update(self, more):
+            self.n += more
+
+        def set_postfix_str(self, text, refresh):
+            self.text = text
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    compressed = tmp_path / "a.gz"
+    compressed.write_bytes(gzip.compress(texts[1].read_bytes()))
+    make_set(tmp_path / "o", *texts, compressed, *(["--max-tokens", 100_000] if has_limit else []))
+    (bar,) = shown
+    stored = sum(path.stat().st_size for path in [*texts, compressed])
+    want = (100_000, " tokens") if has_limit else (stored, "B")
+    assert (bar.settings["total"], bar.settings["unit"]) == want
+    assert bar.settings["disable"] and bar.n == bar.settings["total"]
+    tokens = sum(stream(tmp_path / "o")[1][f"{split}_tokens"] for split in ("train", "val"))
+    assert bar.text == f"{tokens / 2:,.0f} tokens/s"
+
+
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, texts, monkeypatch):
     import prepare_progress
 
@@ -313,5 +352,38 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path, texts, mo
         f"{(needed - 1) / 1000:.1f} kB are free\n"
     )
     assert nothing_left(tmp_path / "o")
+    make_set(tmp_path / "o", "--max-tokens", 100, *texts)
     monkeypatch.setattr(prepare_progress.shutil, "disk_usage", lambda path: usage._replace(free=needed))
-    make_set(tmp_path / "o", *texts)
+    make_set(tmp_path / "o", "--overwrite", *texts)
+
+
+def test_a_disk_that_will_be_full_is_said_and_a_full_one_says_what_is_missing(
+    tmp_path, texts, small_batches, monkeypatch
+):
+    import prepare_progress
+    import prepare_stream
+
+    usage = prepare_progress.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(prepare_pipeline, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(
+        prepare_progress.shutil, "disk_usage", lambda path: usage._replace(free=300_000 * (not path.exists()))
+    )
+    write_all, left = prepare_stream.write_all, [200_000]
+
+    def write(file, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(file, data)
+
+    monkeypatch.setattr(prepare_stream, "write_all", write)
+    monkeypatch.setattr(prepare_progress.Space, "check_before", lambda space: None)
+    error = make_set(tmp_path / "o", *texts, code=1, lines=2)
+    assert re.search(r"warning: .*about [0-9.]+ kB more are needed, 0 bytes are free\n", error)
+    assert re.search(r"cannot write: No space left on device \(about [0-9.]+ kB more are needed, 0 by", error)
+    assert error.endswith("what was done is kept: the same command goes on from there\n")
+    monkeypatch.setattr(prepare_stream, "write_all", write_all)
+    monkeypatch.setattr(prepare_progress.shutil, "disk_usage", lambda path: usage)
+    make_set(tmp_path / "o", *texts, notes=1)
+    make_set(tmp_path / "fresh", *texts)
+    assert contents(tmp_path / "o") == contents(tmp_path / "fresh")

@@ -53,7 +53,8 @@ class Sides:
         self.tokenizer = prepare_tokenizers.Gpt2Tokenizer(arguments.tokenizer_dir)
         self.batches = [batch.texts for batch in self.reader().batches()]
         self.texts = [text for batch in self.batches for text, _ in batch]
-        self.pool = ProcessPoolExecutor(arguments.workers, initializer=load, initargs=(arguments.tokenizer_dir,))
+        where = arguments.tokenizer_dir
+        self.pool = ProcessPoolExecutor(arguments.workers, initializer=load, initargs=(where,))
         list(self.pool.map(encode_in_process, self.batches[: arguments.workers]))
 
     def reader(self):
@@ -79,7 +80,8 @@ class Sides:
             pass
 
     def threads(self):
-        for _ in prepare_encoding.encoded(map(Texts, self.batches), self.tokenizer.encode, self.arguments.workers):
+        batches, workers = map(Texts, self.batches), self.arguments.workers
+        for _ in prepare_encoding.encoded(batches, self.tokenizer.encode, workers):
             pass
 
     def processes(self):
