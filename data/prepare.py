@@ -6,7 +6,8 @@
   zcat dump.gz | prepare.py text --out data/dump --tokenizer gpt2 --document-separator '<|endoftext|>' -
 
 Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data. Whatever
-ends it early leaves the shards that were there as they were.
+ends it early leaves the shards that were there as they were. The same command then goes on where it was; only
+standard input and pipes have to be read from their start again.
 """
 
 import argparse

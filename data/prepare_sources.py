@@ -69,7 +69,7 @@ class Findings:
         """For JSON; Findings(**it) has the same."""
         values = dict(vars(self))
         listed = values.pop("listed")
-        return values | {"sources": self.sources[:listed]}
+        return values | {"sources": self.sources[:listed], "others": dict(self.others)}
 
     def note(self, what, where=""):
         """Counts something: note("skipped: rows without text", "a.jsonl line 7")."""

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from conftest import REPOSITORY
 from prepared import contents, nothing_left, prepare, stream
 
 import prepare_tokenizer_json
@@ -81,6 +82,25 @@ def test_large_vocabularies_are_written_in_32_bits(tmp_path):
         data = (tmp_path / "o" / "train_000000.bin").read_bytes()
         assert len(data) == 1024 + 1000 * size and int.from_bytes(data[:4], "little") == magic
         assert (meta["vocab"], meta["token_bytes"]) == (end + 1, size) and meta["val_tokens"] > 500
+
+
+def test_gpt2_as_a_tokenizer_json_gives_the_shards_of_gpt2(tmp_path):
+    """The two packages agree, on English and on what prepare.py is not asked to read."""
+    gpt2 = REPOSITORY.parent / "shared" / "data" / "gpt2"  # present on some machines only
+    if not gpt2.is_dir():
+        pytest.skip("GPT-2's vocabulary is not on this machine")
+    merges = (gpt2 / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    ids = json.loads((gpt2 / "encoder.json").read_text())
+    whole = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [tuple(line.split()) for line in merges]))
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    whole.add_special_tokens(["<|endoftext|>"])
+    whole.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a").write_text((REPOSITORY / "README.md").read_text() * 4 + TEXT)
+    (tmp_path / "b").write_bytes(random.Random(6).randbytes(200_000))
+    files = [tmp_path / "a", tmp_path / "b"]
+    prepare("text", "--out", tmp_path / "json", "--tokenizer", tmp_path, *files)
+    prepare("text", "--out", tmp_path / "gpt2", "--tokenizer", "gpt2", "--tokenizer-dir", gpt2, *files)
+    assert np.array_equal(stream(tmp_path / "json")[0], stream(tmp_path / "gpt2")[0])
 
 
 def cut_and_whole(path, monkeypatch, limit=64):
