@@ -11,7 +11,7 @@ from prepare_tokenizers import ByteTokenizer, Gpt2Tokenizer, TextCutter, Tokeniz
 
 NAME = "tokenizer.json"
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eos_token>")
-WHOLE_CHARACTERS = 1 << 22  # a document up to here is encoded as a whole where cuts may change tokens
+WHOLE_CHARACTERS = 1 << 20  # a document up to here is encoded as a whole where cuts may change tokens
 
 # Patterns that cut text into words, none of which goes on from a character that is no white space to a space,
 # or looks back: text cut there gives the same tokens. (GPT-2's is a part of its pre-tokenizer.)
