@@ -117,7 +117,7 @@ def main():
         names = ["tiktoken", "command", "threads", "processes", "reading"]
         times = {name: [] for name in names}
         for number in range(arguments.rounds):
-            for name in names[number % 4 :] + names[: number % 4]:
+            for name in names[number % len(names) :] + names[: number % len(names)]:
                 times[name].append(seconds(getattr(sides, name)))
             print("  round", *(f"{name} {times[name][-1]:.2f} s" for name in names), flush=True)
         for name in names:
