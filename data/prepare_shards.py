@@ -229,6 +229,8 @@ class ShardFolder:
 
     def save(self, state):
         """Makes sure that a later run can go on from here. Does nothing where that is not possible."""
+        if self.claim is None:
+            return
         self.state = state
         with self._writing():
             for stream in self.streams.values():
@@ -270,7 +272,7 @@ class ShardFolder:
         train.cut(kept)
 
     def _write_progress(self, stage, train_tokens):
-        if self.claim is None or self.state is None:
+        if self.state is None:
             return
         progress = {
             "claim": self.claim,

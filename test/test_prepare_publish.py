@@ -338,6 +338,17 @@ def test_everything_is_on_the_disk_before_the_set_is_sealed(tmp_path, monkeypatc
     assert calls[-4] == str(tmp_path)
 
 
+def test_what_a_run_goes_on_from_is_on_the_disk_before_it_is_counted_on(tmp_path, monkeypatch):
+    calls, rename = [], os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(f"-> {Path(b).name}"), rename(a, b)))
+    with prepare_shards.ShardFolder(tmp_path, False, shard_tokens=10, claim=CLAIM) as folder:
+        folder.append("train", np.arange(25, dtype=np.uint16))
+        folder.save(1)
+    shards = [f"train_00000{n}.bin.partial" for n in range(3)]
+    assert calls == [*shards, "progress.new.partial", "-> progress.partial", tmp_path.name]
+
+
 def test_a_set_that_is_given_up_loses_its_list_first(tmp_path, published, monkeypatch):
     """Without its files, the list would mean the old ones of the same names."""
     publish(tmp_path, "large with tokenizer")
