@@ -340,7 +340,8 @@ def test_everything_is_on_the_disk_before_the_set_is_sealed(tmp_path, monkeypatc
 
 def test_what_a_run_goes_on_from_is_on_the_disk_before_it_is_counted_on(tmp_path, monkeypatch):
     calls, rename = [], os.rename
-    monkeypatch.setattr(os, "fsync", lambda file: calls.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    path = "/proc/self/fd/{}".format
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(Path(os.readlink(path(file))).name))
     monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(f"-> {Path(b).name}"), rename(a, b)))
     with prepare_shards.ShardFolder(tmp_path, False, shard_tokens=10, claim=CLAIM) as folder:
         folder.append("train", np.arange(25, dtype=np.uint16))
