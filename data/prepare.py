@@ -3,6 +3,9 @@
 
   prepare.py text --out data/shakespeare --tokenizer bytes shakespeare.txt
   prepare.py text --out data/books --tokenizer gpt2 books/*.txt.gz
+  prepare.py c4 --out data/c4
+  prepare.py parquet --out data/wiki --tokenizer gpt2 --input 'wiki/*.parquet' --val-documents 1000
+  prepare.py fasta --out data/genome --input hg38.fa.gz
   zcat dump.gz | prepare.py text --out data/dump --tokenizer gpt2 --document-separator '<|endoftext|>' -
 
 Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data. Whatever
@@ -35,9 +38,12 @@ def parse(add_subcommands, words):
 
 
 def run(words):
+    import prepare_fasta
+    import prepare_sets
     import prepare_text
 
-    arguments = parse([prepare_text.add_parser], words)
+    subcommands = [prepare_text.add_parser, prepare_sets.add_parsers, prepare_fasta.add_parser]
+    arguments = parse(subcommands, words)
     for line in arguments.prepare(arguments):
         console.say(line)
 

@@ -8,14 +8,17 @@ from pathlib import Path
 from console import count, one_line
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PRESET, PRESET_LENGTH = "shakespeare", 128  # tokens in a sequence of the preset
+# Of the trainer, by kind of source, with the tokens in a sequence.
+PRESETS = {"c4": ("c4_125m", 2048), "fineweb": ("fineweb_1b", 2048), "fasta": ("genome_25m", 1024)}
+ANY_PRESET = ("shakespeare", 128)
 
 
 def summary(out, meta):
     """Lines for the terminal."""
     size = sum(source["bytes"] for source in meta["sources"])
     tokens = meta["train_tokens"] + meta["val_tokens"]
-    files, documents = count(len(meta["sources"]), "file"), count(meta["documents"], "document")
+    names = {source["name"] for source in meta["sources"]}
+    files, documents = count(len(names), "file"), count(meta["documents"], "document")
     yield f"{files}, {size:,} bytes, {documents} -> {tokens:,} tokens (vocabulary {meta['vocab']:,})"
     for note in meta["notes"]:
         yield f"  {one_line(note)}"
@@ -28,7 +31,8 @@ def summary(out, meta):
 
 
 def what_next(out, meta):
-    needed = PRESET_LENGTH + (meta["end_of_text"] is None)  # a plain window needs a token more
+    _, length = preset(meta)
+    needed = length + (meta["end_of_text"] is None)  # a plain window needs a token more
     if meta["train_tokens"] == 0:
         yield "All of it is for validation. Evaluate a run on it with:"
         yield "  " + shlex.join([program(), "eval", "--checkpoint", "RUN", "--data", pattern(out, "val")])
@@ -38,10 +42,14 @@ def what_next(out, meta):
         ("val", "the command does without; see --val-fraction"),
     ]:
         if 0 < meta[split + "_tokens"] < needed:
-            yield f"  {split}: too few tokens for a sequence of {PRESET_LENGTH} and its targets; {advice}"
+            yield f"  {split}: too few tokens for a sequence of {length} and its targets; {advice}"
     if meta["train_tokens"] >= needed:
         yield "Train with this, or with another preset (--list-configs) or file:"
         yield "  " + shlex.join(training_command(out, meta, validate=meta["val_tokens"] >= needed))
+
+
+def preset(meta):
+    return PRESETS.get(meta.get("source", {}).get("kind"), ANY_PRESET)
 
 
 def training_command(out, meta, validate):
@@ -50,11 +58,14 @@ def training_command(out, meta, validate):
         f"data.val={pattern(out, 'val')}" if validate else 'data.val=""',
         f"model.vocab={meta['vocab']}",
     ]
-    if meta["end_of_text"] is None:
+    if "record_tokens" in meta:
+        settings += ["data.block=crop", f"data.record_tokens={meta['record_tokens']}"]
+    elif meta["end_of_text"] is None:
         settings.append("data.block=window")
     else:
         settings += ["data.block=bos", f"data.bos={meta['end_of_text']}"]
-    command = [program(), "--config", PRESET, "--out", f"runs/{Path(out).resolve().name or PRESET}"]
+    name, _ = preset(meta)
+    command = [program(), "--config", name, "--out", f"runs/{Path(out).resolve().name or name}"]
     return command + [word for setting in settings for word in ("--set", setting)]
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shlex
+import textwrap
 from fractions import Fraction
 
 from console import UsageError
@@ -16,17 +17,21 @@ WITHOUT_EFFECT = ("--out", "--workers", "--overwrite", "--restart")
 NO_OPTIONS = ("out", "workers", "overwrite", "restart", "words", "files", "prepare")
 
 
-def add_common_arguments(parser):
-    """--out, --tokenizer, --tokenizer-dir, --end-of-text, --shard-tokens, --max-tokens, --workers,
+def add_common_arguments(parser, tokenizer=None):
+    """`tokenizer` is the default; without one, it has to be named.
+
+    --out, --tokenizer, --tokenizer-dir, --end-of-text, --shard-tokens, --max-tokens, --workers,
     --overwrite, --restart. prepare_documents() checks them."""
     add = parser.add_argument
     add("--out", required=True, metavar="FOLDER", help="where the shards go")
     add(
         "--tokenizer",
-        required=True,
+        required=tokenizer is None,
+        default=tokenizer,
         metavar="NAME",
         help="gpt2: byte-pair encoding, 50,257 tokens, 50256 before each document; bytes: a token is a byte, "
-        "documents follow each other without a mark; or a tokenizer.json, or a folder that holds one",
+        "documents follow each other without a mark; or a tokenizer.json, or a folder that holds one"
+        + (f" (default: {tokenizer})" if tokenizer else ""),
     )
     add(
         "--tokenizer-dir",
@@ -53,6 +58,15 @@ def add_common_arguments(parser):
         action="store_true",
         help="begin again where an interrupted run left its work in FOLDER (default: go on from there)",
     )
+
+
+def described(description, example):
+    """Arguments of add_parser() for a long description and commands that are shown as they are written."""
+    return {
+        "description": textwrap.fill(description, 100),
+        "epilog": example,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def fraction(text):

@@ -369,3 +369,9 @@ class ShardFolder:
     def _remove_empty_tokenizer_folder(self):
         with contextlib.suppress(OSError):  # there is none, or it holds something
             (self.path / "tokenizer").rmdir()
+
+
+def unfinished_claim(path):
+    """The claim of a run in this folder that can be continued; None without one."""
+    progress = ShardFolder(path, False, shard_tokens=1)._read_progress()
+    return progress and progress["claim"]

@@ -149,6 +149,10 @@ def test_validation_alone_is_for_eval(tmp_path):
     ]
 
 
-def test_the_presets_length_is_the_programs(run_binary):
-    printed = run_binary("--config", prepare_advice.PRESET, "--print-config").stdout
-    assert f"seq_len = {prepare_advice.PRESET_LENGTH} " in printed
+def test_the_presets_lengths_are_the_programs(run_binary):
+    listed = run_binary("--list-configs").stdout
+    presets = [prepare_advice.ANY_PRESET, *prepare_advice.PRESETS.values()]
+    presets = [(name, length) for name, length in presets if name in listed]
+    assert {"shakespeare", "c4_125m", "fineweb_1b"} <= {name for name, _ in presets}
+    for name, length in presets:
+        assert f"seq_len = {length} " in run_binary("--config", name, "--print-config").stdout
