@@ -245,7 +245,7 @@ CLI::App& add_sample(CLI::App& app, SampleOptions& options) {
   command
       .add_option("--tokenizer", options.tokenizer,
                   "how text becomes tokens (default: that of the training data)")
-      ->type_name("auto|bytes|gpt2|tokenizer.json|dna|ids");
+      ->type_name("auto|bytes|gpt2|tokenizer.json|dna|characters|ids");
   command
       .add_option("--tokenizer-dir", options.tokenizer_dir,
                   "folder with vocab.bpe and encoder.json (gpt2) or tokenizer.json")

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "data/bpe_tokenizer.h"
+#include "data/needle_task.h"
 #include "data/utf8.h"
 #include "train/commands/prompt.h"
 #include "train/commands/token_sampler.h"
@@ -35,7 +36,7 @@ SamplingRule rule_of(const SampleOptions& options) {
 }
 
 bool is_tokenizer(const std::string& name) {
-  const auto known = {"bytes", "gpt2", "tokenizer.json", "dna", "ids"};
+  const auto known = {"bytes", "gpt2", "tokenizer.json", "dna", "characters", "ids"};
   return std::ranges::find(known, name) != known.end();
 }
 
@@ -43,8 +44,9 @@ bool is_tokenizer(const std::string& name) {
 void check_options(const SampleOptions& options) {
   validate(rule_of(options));
   if (options.tokenizer != "auto" && !is_tokenizer(options.tokenizer))
-    throw ConfigError("--tokenizer \"" + options.tokenizer +
-                      "\" is not allowed; expected auto, bytes, gpt2, tokenizer.json, dna or ids");
+    throw ConfigError(
+        "--tokenizer \"" + options.tokenizer +
+        "\" is not allowed; expected auto, bytes, gpt2, tokenizer.json, dna, characters or ids");
   if (options.prompt && !options.prompt_file.empty())
     throw ConfigError("--prompt and --prompt-file are given; leave one of them out");
   const std::string reason = options.json.empty() ? "" : why_not_writable(options.json);
@@ -55,6 +57,7 @@ void check_options(const SampleOptions& options) {
 // of the vocabulary.
 std::string tokenizer_of(const TrainedModel& model) {
   const Config& config = model.config();
+  if (config.data.source == "passkey" || config.data.source == "niah") return "characters";
   if (config.data.source != "shards") return "ids";
   if (is_tokenizer(model.data().tokenizer)) return model.data().tokenizer;
   if (const std::string assumed = assumed_tokenizer(config); !assumed.empty()) return assumed;
@@ -87,6 +90,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const SampleOptions& options, const Tr
   if (name == "bytes") tokenizer = std::make_unique<ByteTokenizer>();
   if (name == "ids") tokenizer = std::make_unique<IdTokenizer>(vocabulary);
   if (name == "dna") tokenizer = std::make_unique<AlphabetTokenizer>(dna_alphabet());
+  if (name == "characters") tokenizer = std::make_unique<AlphabetTokenizer>(task_characters(task_alphabet));
   if (name == "gpt2")
     tokenizer = std::make_unique<BpeTokenizer>(gpt2_tokenizer(tokenizer_folder(name, options, model)));
   if (name == "tokenizer.json")

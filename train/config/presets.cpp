@@ -265,7 +265,8 @@ source = "shards"
 train = "data/genome/train_*.bin"
 val = "data/genome/val_*.bin"
 seq_len = 1024
-block = "window"
+block = "crop"
+record_tokens = 6000
 
 [train]
 steps = 1000
@@ -305,7 +306,8 @@ source = "shards"
 train = "data/genome/train_*.bin"
 val = "data/genome/val_*.bin"
 seq_len = 1024
-block = "window"
+block = "crop"
+record_tokens = 6000
 
 [train]
 steps = 1000

@@ -75,11 +75,10 @@ std::string folder_to_prepare(const std::string& pattern) {
 
 // The subcommand of prepare.py that makes the data of a preset, for a folder of the preset's name and its
 // vocabulary. Empty if there is none.
-std::string subcommand_of_preset(const std::string& folder, const std::string& tokenizer,
-                                 std::int64_t vocab) {
+std::string subcommand_of_preset(const std::string& folder, const std::string& tokenizer) {
   const std::string name = std::filesystem::path(folder).filename().string();
   if (tokenizer == "gpt2" && (name == "c4" || name == "fineweb")) return name + " --out " + folder;
-  if (vocab == 5 && name == "genome") return "fasta --input FILE.fa.gz --out " + folder;
+  if (tokenizer == "dna" && name == "genome") return "fasta --input FILE.fa.gz --out " + folder;
   return "";
 }
 
@@ -88,7 +87,7 @@ std::string how_to_prepare(const Config& config, const std::string& pattern) {
   const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
   const std::string check =
       "check data.train, data.mixture and data.val (relative paths begin in the current folder)";
-  if (const std::string preset = subcommand_of_preset(folder, tokenizer, config.model.vocab); !preset.empty())
+  if (const std::string preset = subcommand_of_preset(folder, tokenizer); !preset.empty())
     return check + ", or make the shards:\n  .venv/bin/python data/prepare.py " + preset;
   if (tokenizer.empty() || tokenizer == "dna")
     return check +
