@@ -17,8 +17,8 @@ files=files # of --small: small_data.py makes them in the formats of the real on
 
 # What --small may take for `small` and `small_lengths`.
 small_lengths=64,128,256
-small_training=(--set train.steps=30 --set train.batch=8 --set train.warmup=5 --set log.interval=10
-  --set eval.interval=10 --set eval.tokens=2048)
+small_training=(--set train.steps=30 --set train.batch=8 --set train.micro_batch=8 --set train.warmup=5
+  --set log.interval=10 --set eval.interval=10 --set eval.tokens=2048)
 small_text=(--set model.layers=2 --set model.heads=2 --set model.width=32 --set data.seq_len=64
   --set model.vocab=400 --set data.bos=0 "${small_training[@]}")
 small_tokens=(--tokenizer "$files/tokenizer.json" --max-tokens 60000 --shard-tokens 20000)
@@ -71,9 +71,10 @@ check() {
     fail 1 "$folder has $free GB free, and this takes $space GB: free some, or name another place with --folder"
 }
 
-# prepare SET OPTIONS...: data/SET. An interrupted preparation goes on.
+# prepare FOLDER SOURCE OPTIONS...: data/FOLDER. An interrupted preparation goes on.
 prepare() {
   local out=data/$1
+  shift
   if [[ -e $out/meta.json ]]; then
     say "$out is there"
     return

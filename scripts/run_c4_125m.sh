@@ -8,9 +8,9 @@ small=("${small_text[@]}")
 
 prepare_data() {
   if [[ -n $is_small ]]; then
-    prepare c4 --input "$files/c4-train.*.json.gz" --val-input "$files/c4-validation.*.json.gz" "${small_tokens[@]}"
+    prepare c4 c4 --input "$files/c4-train.*.json.gz" --val-input "$files/c4-validation.*.json.gz" "${small_tokens[@]}"
   else
-    prepare c4
+    prepare c4 c4
   fi
 }
 experiment() { runs c4_125m "$(lengths 2048,4096,8192,16384,32768)"; }

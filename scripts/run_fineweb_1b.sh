@@ -8,9 +8,9 @@ small=("${small_text[@]}" --set model.ff_width=96)
 
 prepare_data() {
   if [[ -n $is_small ]]; then
-    prepare fineweb --input "$files/*.parquet" --val-documents 300 "${small_tokens[@]}"
+    prepare fineweb fineweb --input "$files/*.parquet" --val-documents 300 "${small_tokens[@]}"
   else
-    prepare fineweb
+    prepare fineweb fineweb
   fi
 }
 experiment() { runs fineweb_1b "$(lengths 2048,4096,8192,16384,32768)"; }

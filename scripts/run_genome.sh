@@ -24,7 +24,7 @@ prepare_data() {
     genome=data/hg38.fa.gz
     [[ -e $genome || -e data/genome/meta.json ]] || download
   fi
-  prepare fasta --input "$genome"
+  prepare genome fasta --input "$genome"
 }
 experiment() { runs "${PRESET:-genome_25m}" "$(lengths 1024,2048,4096,5999)"; }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -36,12 +37,12 @@ def assert_drawn(folder, *names):
     [
         ("run_c4_125m.sh", "c4_125m", "c4"),
         ("run_fineweb_1b.sh", "fineweb_1b", "fineweb"),
-        ("run_genome.sh", "genome_25m", "genome"),
     ],
 )
 def test_from_files_to_figures(tmp_path, script, preset, data):
     done = start(script, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"== preparing data/{data}\n" in done.stdout
     run, meta = tmp_path / "runs" / preset, json.loads((tmp_path / "data" / data / "meta.json").read_text())
     assert meta["train_tokens"] > 0 and meta["val_tokens"] > 0
     assert lengths_of(run) == [64, 128, 256]
@@ -50,12 +51,14 @@ def test_from_files_to_figures(tmp_path, script, preset, data):
     assert_drawn(run, "figures/prior.png")
     assert_drawn(tmp_path / "runs" / f"{preset}_figures", "loss.png", "eval.png")
 
-    before = (run / "eval.json").stat().st_mtime_ns
-    again = start(script, tmp_path)
-    assert again.returncode == 0, again.stdout + again.stderr
-    for line in (f"data/{data} is there", f"runs/{preset} is trained", f"runs/{preset} is evaluated"):
-        assert f"== {line}\n" in again.stdout
-    assert (run / "eval.json").stat().st_mtime_ns == before
+
+def test_what_is_complete_is_not_done_again(tmp_path):
+    for _ in range(2):
+        done = start("run_genome.sh", tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("data/genome is there", "runs/genome_25m is trained", "runs/genome_25m is evaluated"):
+        assert f"== {line}\n" in done.stdout
+    assert "checkpoint " not in done.stdout
 
 
 def test_tasks_with_two_kinds_of_attention(tmp_path):
@@ -67,14 +70,28 @@ def test_tasks_with_two_kinds_of_attention(tmp_path):
             assert lengths_of(run) == [128] * depths + [256] * depths
         assert_drawn(runs / f"{task}_figures", "loss.png", "eval.png")
         assert_drawn(runs / task, "figures/prior.png")
-        assert not (runs / f"{task}_rope" / "figures").exists()
+        assert not (runs / f"{task}_rope" / "figures" / "prior.png").exists()
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    stopped = start("run_passkey.sh", tmp_path, "--attention", "goat", "--set", "train.steps=abc")
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path):
+    options = ("--attention", "none", "--set", "checkpoint.interval=10")
+    assert start("run_passkey.sh", tmp_path, *options).returncode == 0
+    run = tmp_path / "runs" / "passkey_none"
+    losses = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "step_00000030")
+    again = start("run_passkey.sh", tmp_path, *options)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "training runs/passkey_none from its newest checkpoint" in again.stdout
+    assert "evaluating runs/passkey_none" in again.stdout  # what was evaluated before is older than the run
+    now = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in now] == [json.loads(line)["loss"] for line in losses]
+
+
+def test_a_wrong_option_of_the_trainer_leaves_no_run(tmp_path):
+    stopped = start("run_passkey.sh", tmp_path, "--set", "train.steps=abc")
     assert stopped.returncode == 2 and "train.steps" in stopped.stderr
-    run = tmp_path / "runs" / "passkey"
-    assert not run.exists()
+    assert not (tmp_path / "runs" / "passkey").exists()
 
 
 def test_what_is_wrong_is_said_before_anything_is_done(tmp_path):
