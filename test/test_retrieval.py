@@ -173,6 +173,7 @@ def test_a_preset_without_its_data_names_the_command_that_makes_it(
 
 def test_samples_are_in_the_characters_of_the_task(run_binary, runs):
     sample = ("sample", "--checkpoint", runs["passkey"], "--tokens", 5)
-    result = run_binary(*sample, "--prompt", " q: what is the passkey? a: ")
-    assert result.stdout.startswith(" q: what is the passkey? a: ") and "tokenizer characters" in result.stderr
+    question = " q: what is the passkey? a: "
+    result = run_binary(*sample, "--prompt", question)
+    assert result.stdout.startswith(question) and "tokenizer characters" in result.stderr
     assert run_binary(*sample, "--prompt", "A", code=2).stderr.count('"A" at byte 0') == 1

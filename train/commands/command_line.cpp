@@ -267,19 +267,31 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   }
   return "";
 }
-}  // namespace
 
-std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
+// CLI11 would take the next option as the value.
+void require_values_of_set(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--set" &&
         (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--")))
       throw ConfigError("--set needs a value: --set section.key=value");
-  CommandLine line;
-  TrainOptions training;
-  EvalOptions evaluation;
-  AnalyzeOptions analysis;
-  SampleOptions sampling;
-  CLI::App app{"Trains GPT models whose attention has a learnable prior.", "train_gpt_goat"};
+}
+
+void refuse_options_of_training(const CLI::App& app, const CLI::App& command) {
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0 && option->get_name() != "--device")
+      throw ConfigError(option->get_name() + " belongs to training, not to " + command.get_name() +
+                        "; see train_gpt_goat " + command.get_name() + " --help");
+}
+
+void require_run(const TrainOptions& options) {
+  if (options.config.empty() && !options.list_configs && !(options.resume && !options.out.empty()))
+    throw ConfigError(
+        "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
+        "--resume --out RUN\nRun train_gpt_goat --help for the options.");
+}
+
+// Everything but the options of a command.
+void add_general(CLI::App& app, CommandLine& line) {
   app.footer(examples);
   app.get_formatter()->column_width(28);
   app.require_subcommand(0, 1);
@@ -287,6 +299,18 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
       ->type_name("auto|cuda|cpu|simt");
   app.fallthrough();  // allows --device after the subcommand
   app.set_version_flag("--version", version_text, "print commit, compiler, devices and libraries, and stop");
+}
+}  // namespace
+
+std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
+  require_values_of_set(argc, argv);
+  CommandLine line;
+  TrainOptions training;
+  EvalOptions evaluation;
+  AnalyzeOptions analysis;
+  SampleOptions sampling;
+  CLI::App app{"Trains GPT models whose attention has a learnable prior.", "train_gpt_goat"};
+  add_general(app, line);
   add_training(app, training);
   const CLI::App &eval = add_eval(app, evaluation), &analyze = add_analyze(app, analysis),
                  &sample = add_sample(app, sampling);
@@ -305,21 +329,16 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
     throw ConfigError(std::string(error.what()) + suggestion(active(), argc, argv) +
                       "\nRun train_gpt_goat --help for the options.");
   }
-  if (&active() != &app)
-    for (const CLI::Option* option : app.get_options())
-      if (option->count() > 0 && option->get_name() != "--device")
-        throw ConfigError(option->get_name() + " belongs to training, not to " + active().get_name() +
-                          "; see train_gpt_goat " + active().get_name() + " --help");
+  if (&active() == &app)
+    require_run(training);
+  else
+    refuse_options_of_training(app, active());
   if (eval.parsed())
     line.command = evaluation;
   else if (analyze.parsed())
     line.command = analysis;
   else if (sample.parsed())
     line.command = sampling;
-  else if (training.config.empty() && !training.list_configs && !(training.resume && !training.out.empty()))
-    throw ConfigError(
-        "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
-        "--resume --out RUN\nRun train_gpt_goat --help for the options.");
   else
     line.command = training;
   return line;
