@@ -3,6 +3,7 @@
 # What scripts/run_*.sh share; they source it and call main "$@" at their end. Before that a script defines
 #   about            what it does, for --help
 #   space            gigabytes that data and runs take
+#   places           where they are: patterns
 #   prepare_data     makes the shards, unless they are there; in $files if $small is set
 #   experiment       calls runs for each model
 #   small            settings of a tiny model on those files, for --small
@@ -12,7 +13,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 script=scripts/$(basename "$0")
-is_small="" folder="" attentions=${attentions:-goat} trainer=() settings=()
+is_small="" is_check="" folder="" attentions=${attentions:-goat} trainer=() settings=()
 files=files # of --small: small_data.py makes them in the formats of the real ones
 
 # What --small may take for `small` and `small_lengths`.
@@ -60,15 +61,18 @@ parse() {
   folder=${folder:-$root}
 }
 
-# What needs no data is checked before anything is downloaded.
+# What needs no data is checked before anything is downloaded: this here, and the trainer's options by
+# "is_check=yes runs".
 check() {
   [[ -x $root/train_gpt_goat ]] || fail 1 "there is no train_gpt_goat yet: run make (for a GPU: make CUDA=ON)"
   [[ -x $python ]] || fail 1 "there is no Python environment yet: run scripts/setup.sh test"
   mkdir -p "$folder" && cd "$folder"
-  local free
-  free=$(($(df -Pk . | awk 'NR == 2 {print $4}') / 1000000))
-  ((free >= space)) || [[ -n $is_small ]] ||
-    fail 1 "$folder has $free GB free, and this takes $space GB: free some, or name another place with --folder"
+  local free taken
+  free=$(($(df --output=avail -k . | tail -n 1) / 1000000))
+  # shellcheck disable=SC2086  # patterns
+  taken=$(($({ du -skc $places 2>/dev/null || true; } | awk 'END {print $1 + 0}') / 1000000))
+  ((free + taken >= space)) || [[ -n $is_small ]] ||
+    fail 1 "$folder has $free GB free, and this takes $((space - taken)) GB: free some, or choose another --folder"
 }
 
 # prepare FOLDER SOURCE OPTIONS...: data/FOLDER. An interrupted preparation goes on.
@@ -88,8 +92,8 @@ train() {
   local run=$1 preset=$2
   if [[ -e $run/summary.json ]]; then
     say "$run is trained"
-  elif compgen -G "$run/checkpoints/step_*/state.json" >/dev/null; then
-    say "training $run from its newest checkpoint"
+  elif [[ -e $run/config.toml ]]; then
+    say "training $run from its newest checkpoint, or from its start if it has none"
     "$root/train_gpt_goat" --resume --out "$run" "${trainer[@]}"
   else
     say "training $run"
@@ -128,13 +132,18 @@ draw() {
 runs() {
   local preset=$1 lengths=$2 all=()
   for attention in $attentions; do
+    if [[ -n $is_check ]]; then
+      "$root/train_gpt_goat" --config "$preset" --set "model.attention=$attention" "${settings[@]}" "${trainer[@]}" \
+        --print-config >/dev/null
+      continue
+    fi
     local run=runs/$preset
     [[ $attention == goat ]] || run+=_$attention
     train "$run" "$preset" --set "model.attention=$attention"
     evaluate "$run" "$lengths" "${@:3}"
     all+=("$run")
   done
-  draw "runs/${preset}_figures" "${all[@]}"
+  [[ -n $is_check ]] || draw "runs/${preset}_figures" "${all[@]}"
 }
 
 # lengths LIST: the list, or that of the tiny model
@@ -145,8 +154,9 @@ lengths() {
 main() {
   parse "$@"
   check
+  [[ -z $is_small ]] || settings=("${small[@]}")
+  is_check=yes experiment
   if [[ -n $is_small ]]; then
-    settings=("${small[@]}")
     "$python" "$root/scripts/small_data.py" "$files" >/dev/null
   fi
   prepare_data

@@ -3,6 +3,7 @@ about="Downloads the human genome (hg38, 1 GB), cuts it into sequences of 6,000 
 crops of 1,024, evaluates it at 1,024 to 5,999 bases, and draws losses, perplexities and the prior.
 GENOME=FILE.fa.gz takes a file that is there; PRESET=genome_125m trains the larger model."
 space=12
+places="data/hg38.fa.gz* data/genome runs/genome_*"
 # shellcheck source=scripts/experiment.sh
 source "$(dirname "$0")/experiment.sh"
 url=https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.fa.gz

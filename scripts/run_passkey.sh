@@ -3,6 +3,7 @@ about="Trains models with goat and with rope on the built-in tasks: a passkey in
 1,024 to 16,384 characters) and a needle in a haystack (preset niah, 512 to 16,384 characters at five depths). Draws
 losses, accuracies and priors."
 space=8
+places="runs/passkey* runs/niah*"
 attentions="goat rope"
 # shellcheck source=scripts/experiment.sh
 source "$(dirname "$0")/experiment.sh"

@@ -86,12 +86,43 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path):
     assert "evaluating runs/passkey_none" in again.stdout  # what was evaluated before is older than the run
     now = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in now] == [json.loads(line)["loss"] for line in losses]
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")  # stopped before the first of them
+    again = start("run_passkey.sh", tmp_path, *options)
+    assert again.returncode == 0, again.stdout + again.stderr
+    now = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in now] == [json.loads(line)["loss"] for line in losses]
 
 
-def test_a_wrong_option_of_the_trainer_leaves_no_run(tmp_path):
-    stopped = start("run_passkey.sh", tmp_path, "--set", "train.steps=abc")
-    assert stopped.returncode == 2 and "train.steps" in stopped.stderr
-    assert not (tmp_path / "runs" / "passkey").exists()
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--set", "train.steps=abc"], "train.steps"),
+        (["--smal"], "--smal"),
+        (["--attention", "goat alibi"], 'model.attention = "alibi" is not allowed'),
+    ],
+)
+def test_a_wrong_option_of_the_trainer_is_said_before_the_data_are_prepared(tmp_path, options, problem):
+    stopped = start("run_c4_125m.sh", tmp_path, *options)
+    assert stopped.returncode == 2 and problem in stopped.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_earlier_start_has_written_counts_as_space_that_is_there(tmp_path):
+    """As if everything but the space on the disk were there."""
+    free = tmp_path / "df"
+    free.write_text("#!/bin/sh\necho Avail; echo 12000000\n")  # kilobytes
+    taken = tmp_path / "du"
+    taken.write_text("#!/bin/sh\necho 7900000 total\n")
+    for tool in (free, taken):
+        tool.chmod(0o755)
+    words = [REPOSITORY / "scripts" / "run_c4_125m.sh", "--folder", tmp_path / "o", "--smal"]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert "has 12 GB free, and this takes 13 GB: free some" in done.stderr and done.returncode == 1
+    taken.write_text("#!/bin/sh\necho 8100000 total\n")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert "--smal" in done.stderr and done.returncode == 2  # what is checked next
 
 
 def test_what_is_wrong_is_said_before_anything_is_done(tmp_path):
