@@ -10,7 +10,7 @@
 
 Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data. Whatever
 ends it early leaves the shards that were there as they were. The same command then goes on where it was; only
-standard input and pipes have to be read from their start again.
+FASTA, standard input and pipes are read from their start again.
 """
 
 import argparse

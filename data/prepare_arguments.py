@@ -17,13 +17,31 @@ WITHOUT_EFFECT = ("--out", "--workers", "--overwrite", "--restart")
 NO_OPTIONS = ("out", "workers", "overwrite", "restart", "words", "files", "prepare")
 
 
+def add_folder_arguments(add, shard="tokens in a shard"):
+    """--out, --shard-tokens, --overwrite, --restart."""
+    add("--out", required=True, metavar="FOLDER", help="where the shards go")
+    add(
+        "--shard-tokens",
+        type=shard_size,
+        default=DEFAULT_SHARD,
+        metavar="N",
+        help=f"{shard} (default: {DEFAULT_SHARD})",
+    )
+    add("--overwrite", action="store_true", help="replace the shards that FOLDER holds")
+    add(
+        "--restart",
+        action="store_true",
+        help="begin again where an interrupted run left its work in FOLDER (default: go on from there)",
+    )
+
+
 def add_common_arguments(parser, tokenizer=None):
     """`tokenizer` is the default; without one, it has to be named.
 
-    --out, --tokenizer, --tokenizer-dir, --end-of-text, --shard-tokens, --max-tokens, --workers,
-    --overwrite, --restart. prepare_documents() checks them."""
+    Those of add_folder_arguments(), --tokenizer, --tokenizer-dir, --end-of-text, --max-tokens, --workers.
+    prepare_documents() checks them."""
     add = parser.add_argument
-    add("--out", required=True, metavar="FOLDER", help="where the shards go")
+    add_folder_arguments(add)
     add(
         "--tokenizer",
         required=tokenizer is None,
@@ -43,21 +61,8 @@ def add_common_arguments(parser, tokenizer=None):
         metavar="TOKEN",
         help="tokenizer.json: the token before each document (default: <|endoftext|> or the like)",
     )
-    add(
-        "--shard-tokens",
-        type=shard_size,
-        default=DEFAULT_SHARD,
-        metavar="N",
-        help=f"tokens in a shard (default: {DEFAULT_SHARD})",
-    )
     add("--max-tokens", type=whole_number, metavar="N", help="stop after N tokens (default: take all)")
     add("--workers", type=whole_number, metavar="N", help="cores that encode (default: all of them)")
-    add("--overwrite", action="store_true", help="replace the shards that FOLDER holds")
-    add(
-        "--restart",
-        action="store_true",
-        help="begin again where an interrupted run left its work in FOLDER (default: go on from there)",
-    )
 
 
 def described(description, example):

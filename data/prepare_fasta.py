@@ -10,12 +10,11 @@ import numpy as np
 from console import DataError, UsageError, count
 from prepare_advice import summary
 from prepare_arguments import (
-    DEFAULT_SHARD,
+    add_folder_arguments,
     check_common_arguments,
     command,
     described,
     fraction,
-    shard_size,
     whole_number,
 )
 from prepare_progress import Progress
@@ -202,7 +201,7 @@ def add_parser(subparsers):
     )
     parser.set_defaults(prepare=prepare, tokenizer="dna", tokenizer_dir=None, end_of_text=None)
     add = parser.add_argument
-    add("--out", required=True, metavar="FOLDER", help="where the shards go")
+    add_folder_arguments(add, shard="most tokens in a shard, which holds whole sequences")
     add(
         "--input",
         required=True,
@@ -231,14 +230,6 @@ def add_parser(subparsers):
         metavar="F",
         help="share of the sequences for validation: the last ones (default: 0.1)",
     )
-    add(
-        "--shard-tokens",
-        type=shard_size,
-        default=DEFAULT_SHARD,
-        metavar="N",
-        help=f"most tokens in a shard, which holds whole sequences (default: {DEFAULT_SHARD})",
-    )
-    add("--overwrite", action="store_true", help="replace the shards that FOLDER holds")
 
 
 def prepare(arguments):
@@ -249,7 +240,9 @@ def prepare(arguments):
     check_common_arguments(arguments)
     stored, findings = matching_files("--input", arguments.input), Findings()
     shard_tokens = arguments.shard_tokens // length * length
-    with ShardFolder(arguments.out, arguments.overwrite, shard_tokens=shard_tokens) as folder:
+    with ShardFolder(
+        arguments.out, arguments.overwrite, shard_tokens=shard_tokens, restart=arguments.restart
+    ) as folder:
         append_sequences(folder, stored, arguments, findings)
         notes = list(findings.lines(length, arguments.max_unknown))
         number = folder.tokens["train"] // length
