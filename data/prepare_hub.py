@@ -73,7 +73,7 @@ class HubFile:
     """A file of a dataset, as prepare_storage.LocalFile."""
 
     def __init__(self, dataset, path, size):
-        self.name = f"hf://datasets/{dataset.name}/{path}"
+        self.name = self.place = f"hf://datasets/{dataset.name}/{path}"
         self.size = size
         self.commit = dataset.commit
         self.url = hub().hf_hub_url(

@@ -3,7 +3,7 @@
 import codecs
 import json
 
-from console import DataError
+from console import DataError, some
 from prepare_documents import END
 from prepare_storage import NULL_TEXT, StoredDocuments, damage_named, decompressed, in_pieces
 
@@ -47,7 +47,7 @@ class JsonLines(StoredDocuments):
         if not isinstance(document, dict):
             raise DataError(f'{where}: is {kind(document)}, not an object such as {{"{self.column}": "..."}}')
         if self.column not in document:
-            keys = ", ".join(map(repr, document)) or "none"
+            keys = some(map(repr, document)) or "none"
             raise DataError(f"{where}: no key {self.column!r}; it has {keys}; see --column")
         text = document[self.column]
         if text is not None and not isinstance(text, str):

@@ -3,11 +3,12 @@
 import contextlib
 import io
 
-from console import DataError, ScriptError
+from console import DataError, ScriptError, some
 from prepare_documents import END
 from prepare_storage import BLOCK_BYTES, NULL_TEXT, StoredDocuments, in_pieces
 
-BATCH_ROWS = 64
+BATCH_ROWS = 64  # read at once, but for long ones
+BATCH_BYTES = 1 << 24  # of text in them
 
 
 class ParquetFile(StoredDocuments):
@@ -16,6 +17,9 @@ class ParquetFile(StoredDocuments):
     def pieces(self, skip, progress, findings):
         import pyarrow.parquet
 
+        if self.size is None:
+            problem = "is a pipe, and Parquet is read from its end on; save it as a file"
+            raise DataError(f"{self.name}: {problem}")
         row = 0
         with io.BufferedReader(self.stored.open(), BLOCK_BYTES) as stored:
             with damage_named(lambda: f"{self.name}: not a whole Parquet file"):
@@ -32,20 +36,22 @@ class ParquetFile(StoredDocuments):
                 size = sum(about.column(i).total_compressed_size for i in range(about.num_columns))
                 progress(size)
                 reported += size
-            if self.size:
-                progress(max(0, self.size - reported))  # what lies between and after the row groups
+            progress(max(0, self.size - reported))  # what lies between and after the row groups
 
     def _check_column(self, schema):
         if self.column not in schema.names:
-            names = ", ".join(map(repr, schema.names)) or "none"
+            names = some(map(repr, schema.names)) or "none"
             raise DataError(f"{self.name}: no column {self.column!r}; it has {names}; see --column")
+        if schema.names.count(self.column) > 1:
+            raise DataError(f"{self.name}: several columns are called {self.column!r}; rename all but one")
         kind = schema.field(self.column).type
         if not is_text(kind):
             raise DataError(f"{self.name}: column {self.column!r} is of type {kind}, not string")
 
     def _group(self, file, group, row, skip, findings):
         """The documents of a row group after its first `skip`; it begins after `row` rows of the file."""
-        batches = file.iter_batches(BATCH_ROWS, [group], columns=[self.column], use_threads=False)
+        rows = self._batch_rows(file.metadata.row_group(group))
+        batches = file.iter_batches(rows, [group], columns=[self.column], use_threads=False)
         while (batch := self._next(batches, row)) is not None:
             skipped = min(skip, batch.num_rows)
             skip -= skipped
@@ -57,6 +63,12 @@ class ParquetFile(StoredDocuments):
                 else:
                     yield from in_pieces(text)
                 yield END
+
+    def _batch_rows(self, about):
+        """How many rows of a row group to read at once: fewer where they are long."""
+        columns = map(about.column, range(about.num_columns))
+        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == self.column)
+        return min(max(BATCH_BYTES * about.num_rows // max(size, 1), 1), BATCH_ROWS)
 
     def _next(self, batches, row):
         with damage_named(lambda: f"{self.name}, after row {row}: damaged"):

@@ -84,12 +84,19 @@ class Preparation:
         self.arguments, self.files, self.tokenizer, self.folder = arguments, files, tokenizer, folder
         # Of what is in the folder; splits: train, val, end.
         self.split, self.position, self.findings = "train", Position(), Findings()
-        if (state := folder.state) is not None:
-            self.split, self.position = state["split"], Position.of(state["position"])
-            self.findings = Findings(**state["findings"])
+        if folder.state is not None:
+            self._go_on(folder.state)
             tokens = f"{sum(folder.tokens.values()):,} tokens"
             console.warn("prepare.py", f"note: {folder.path}: going on after the {tokens} of an earlier run")
         self.save_at = time.monotonic() + SAVE_SECONDS
+
+    def _go_on(self, state):
+        try:
+            self.split, self.position = state["split"], Position.of(state["position"])
+            self.findings = Findings(**state["findings"])
+        except (KeyError, TypeError):
+            problem = "progress.partial is damaged; --restart begins again"
+            raise DataError(f"{self.folder.path}: {problem}") from None
 
     def run(self, val_fraction, extra_meta):
         """Returns what is in meta.json."""
@@ -107,7 +114,7 @@ class Preparation:
                 self._encode("val", "end", None)
         total = sum(self.folder.tokens.values())
         if total == 0:
-            raise DataError("no text in " + ", ".join(file.name for file in self.files["train"]))
+            raise DataError("no text in " + console.some(file.name for file in self.files["train"]))
         tail = 0 if has_val_files else total - int(total * (1 - val_fraction))
         meta = self._meta(val_fraction, extra_meta)
         return self.folder.publish(meta, tail, before_sealing=console.ignore_stops)

@@ -194,6 +194,9 @@ def prepare(arguments):
         train = matching_files("--input", arguments.input)
         val = matching_files("--val-input", arguments.val_input or [])
         source["files"] = len(train) + len(val)
+    refuse_common_files(train, val)
+    if arguments.val_documents and train[0].size is None:
+        raise UsageError(f"--val-documents: {train[0].name} is a pipe, which can be read once; save it first")
     read = arguments.read
     train, val = ([read(file, arguments.column) for file in files] for files in (train, val))
     if arguments.val_documents:
@@ -251,9 +254,14 @@ def hub_files(arguments, source):
         for patterns in (arguments.files, arguments.val_files)
     ]
     source["files"] = sum(map(len, lists))
-    if both := {file.name for file in lists[0]} & {file.name for file in lists[1]}:
-        raise UsageError(f"--files and --val-files: both name {min(both)}")
     return lists
+
+
+def refuse_common_files(train, val):
+    """Text that is trained on says nothing in validation. They are LocalFile or HubFile."""
+    places = {file.place for file in train}
+    if both := [file.name for file in val if file.place in places]:
+        raise UsageError(f"the files for training and for validation: {both[0]} is among both")
 
 
 def commit_of_unfinished(arguments):

@@ -292,7 +292,8 @@ class ShardFolder:
             progress = json.loads((self.path / PROGRESS).read_bytes())
             states = [progress["train"], progress["val"]]
             complete = all(state["tokens"] >= 0 and isinstance(state["sha256"], list) for state in states)
-            complete = complete and {"claim", "command", "stage", "state"} <= progress.keys()
+            complete = complete and {"command", "stage", "state"} <= progress.keys()
+            complete = complete and isinstance(progress["claim"], dict)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return progress if complete else None

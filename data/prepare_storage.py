@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import zlib
+from collections import Counter
 
 from console import DataError, UsageError
 from prepare_documents import DocumentFile
@@ -18,10 +19,11 @@ GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
 class LocalFile:
-    """A file on this disk. `size` is None for what has none: a pipe."""
+    """A file on this disk. `size` is None for what has none: a pipe. `place` is the same by all its names."""
 
     def __init__(self, path):
         self.name = str(path)
+        self.place = os.path.realpath(path)
         self.size = stored_size(path)
 
     def identity(self):
@@ -115,6 +117,8 @@ def matching_files(option, patterns):
             problem = advice if os.path.isdir(pattern) else "no such file"
             raise DataError(f"{option} {pattern}: {problem}")
         paths += found
-    if twice := {path for path in paths if paths.count(path) > 1}:
-        raise UsageError(f"{option}: names {min(twice)} twice")
-    return [LocalFile(path) for path in paths]
+    files = [LocalFile(path) for path in paths]
+    times = Counter(file.place for file in files)
+    if twice := [file.name for file in files if times[file.place] > 1]:
+        raise UsageError(f"{option}: names {twice[0]} twice" + f", as {twice[1]}" * (twice[0] != twice[1]))
+    return files

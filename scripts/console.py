@@ -56,6 +56,13 @@ def count(number, noun):
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def some(names, most=20):
+    """Names in a message: the first of them, and how many more there are."""
+    names = list(names)
+    rest = [f"... ({len(names) - most:,} more)"] if len(names) > most else []
+    return ", ".join(names[:most] + rest)
+
+
 def warn(script, message):
     """A line on stderr. Nothing happens if that cannot be written: there is no other place to say so."""
     if sys.stderr is None:

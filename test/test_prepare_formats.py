@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from prepared import nothing_left, prepare, stream
 
 import prepare_fasta
 import prepare_jsonl
+import prepare_parquet
 from prepare_documents import END
 from prepare_jsonl import JsonLines
 from prepare_parquet import ParquetFile
@@ -181,6 +183,8 @@ def test_json_lines_become_shards(tmp_path):
         (["--input", "{}/gone*.jsonl"], 3, "--input {}/gone*.jsonl: no such file"),
         (["--input", "{}"], 3, "is a folder; give a pattern, as '{}/*'"),
         (["--input", "{}/a.jsonl", "{}/*"], 2, "--input: names {}/a.jsonl twice"),
+        (["--input", "{}/a.jsonl", "{}/./a*"], 2, "--input: names {0}/a.jsonl twice, as {0}/./a.jsonl"),
+        (["--input", "{}/a.jsonl", "--val-input", "{}/a*"], 2, "validation: {}/a.jsonl is among both"),
         (["--input", "{}/a.jsonl", "--val-documents", "3"], 3, "a.jsonl: has no more than 3 documents"),
         (["--input", "{}/a.jsonl", "--val-documents", "1", "--val-fraction", "0.1"], 2, "one of them"),
         (["--input", "{}/a.jsonl", "--revision", "main"], 2, "--input and --revision"),
@@ -195,6 +199,14 @@ def test_wrong_use_is_named(tmp_path, words, code, problem):
     words = [word.format(tmp_path) for word in words]
     said = prepare("jsonl", "--out", tmp_path / "o", "--tokenizer", "bytes", *words, code=code)
     assert problem.format(tmp_path) in said and nothing_left(tmp_path / "o")
+
+
+def test_pipes_are_refused_where_they_would_be_read_twice(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    words = ["--out", tmp_path / "o", "--tokenizer", "bytes", "--input", tmp_path / "pipe"]
+    said = prepare("jsonl", *words, "--val-documents", 1, code=2)
+    assert f"--val-documents: {tmp_path}/pipe is a pipe, which can be read once" in said
+    assert "is a pipe, and Parquet is read from its end on" in prepare("parquet", *words, code=3)
 
 
 def test_each_source_explains_itself_with_a_command():
@@ -263,6 +275,12 @@ def test_memory_is_bounded_by_a_few_rows_of_a_large_group(tmp_path, monkeypatch)
     for _ in file.pieces(0, lambda size: None, Findings()):
         most = max(most, pa.total_allocated_bytes() - before)
     assert max(reads) < 10e6 and most < 20e6  # of 50
+    monkeypatch.setattr(prepare_parquet, "BATCH_BYTES", 4 << 20)
+    pages = dict(compression="none", use_dictionary=False, write_batch_size=1)
+    file, most = parquet(tmp_path / "a.parquet", {"text": ["x" * 2_000_000] * 30}, **pages), 0
+    for _ in file.pieces(0, lambda size: None, Findings()):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 20e6  # of 60: 2 rows, and what pyarrow takes to join them
 
 
 def test_parquet_text_that_is_not_utf8_is_replaced_and_noted(tmp_path):
@@ -288,6 +306,9 @@ def test_a_range_of_documents_is_the_same_from_any_start(tmp_path):
         assert "has no more than 10 documents" in failure(DocumentRange(file, 0, 10))
 
 
+TWENTY = ", ".join(f"'c{i}'" for i in range(20))
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
@@ -295,11 +316,19 @@ def test_a_range_of_documents_is_the_same_from_any_start(tmp_path):
         ({"text": [1]}, "column 'text' is of type int64, not string"),
         ({"text": [["a"]]}, "column 'text' is of type list<"),
         ({"text": [b"a"]}, "column 'text' is of type binary, not string"),
+        ({f"c{i}": ["a"] for i in range(500)}, f"no column 'text'; it has {TWENTY}, ... (480 more); see"),
     ],
 )
 def test_parquet_files_without_the_column_are_named(tmp_path, columns, problem):
     file = parquet(tmp_path / "a.parquet", columns)
     assert failure(file).startswith(f"{file.name}: {problem}")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    said = failure(ParquetFile(LocalFile(tmp_path / "a.parquet"), "text"))
+    assert "a.parquet: several columns are called 'text'" in said
 
 
 def test_damaged_parquet_files_are_named(tmp_path):
@@ -422,6 +451,18 @@ def test_the_preset_for_dna_is_named(tmp_path):
     command = prepare("fasta", "--out", tmp_path / "o", *words).splitlines()[-1]
     assert "train_gpt_goat --config genome_25m --out runs/o " in command
     assert command.endswith(" --set model.vocab=5 --set data.block=crop --set data.record_tokens=1500")
+
+
+def test_the_work_of_another_command_is_thrown_away_where_that_is_asked_for(tmp_path):
+    stream_state = {"tokens": 0, "sha256": []}
+    progress = {"claim": {}, "command": "prepare.py c4", "stage": "encoding", "state": {}}
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "progress.partial").write_text(
+        json.dumps(progress | {"train": stream_state, "val": stream_state})
+    )
+    words = ["--record-tokens", 2]
+    assert "another command: prepare.py c4." in fasta(tmp_path, b">a\nACGT\n", *words, code=2)
+    assert fasta(tmp_path, b">a\nACGT\n", *words, "--restart")[0].tolist() == [0, 1, 2, 4]
 
 
 def test_a_shard_holds_a_sequence_at_least(tmp_path):

@@ -255,6 +255,20 @@ def test_the_work_of_another_command_is_not_lost(tmp_path, tiny, texts, small_ba
     assert contents(tmp_path / "o") == contents(tmp_path / "fresh")
 
 
+def test_a_damaged_note_of_how_far_a_run_was_is_said(tmp_path, tiny, texts, small_batches, monkeypatch):
+    monkeypatch.setattr(prepare_pipeline, "SAVE_SECONDS", 0)
+    (tmp_path / "damaged.txt.gz").write_bytes(b"no gzip")
+    words, note = [*texts, tmp_path / "damaged.txt.gz"], tmp_path / "o" / "progress.partial"
+    make_set(tmp_path / "o", *words, vocabulary=tiny, code=3)
+    progress = json.loads(note.read_text())
+    del progress["state"]["position"]
+    note.write_text(json.dumps(progress))
+    error = make_set(tmp_path / "o", *words, vocabulary=tiny, code=3)
+    assert f"{tmp_path / 'o'}: progress.partial is damaged; --restart begins again" in error
+    note.write_text(json.dumps(progress | {"claim": 3}))
+    assert "damaged.txt.gz" in make_set(tmp_path / "o", *words, vocabulary=tiny, code=3)  # from its start
+
+
 def test_the_command_in_the_list_makes_the_set_again(tmp_path, tiny, texts):
     words = ["--workers", 2, "--overwrite", "--max-tokens=500", *texts, "--restart", "--val-fraction", "0.5"]
     make_set(tmp_path / "o", *words, vocabulary=tiny)
