@@ -67,8 +67,8 @@ class ParquetFile(StoredDocuments):
     def _batch_rows(self, about):
         """How many rows of a row group to read at once: fewer where they are long."""
         columns = map(about.column, range(about.num_columns))
-        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == self.column)
-        return min(max(BATCH_BYTES * about.num_rows // max(size, 1), 1), BATCH_ROWS)
+        sizes = [column.total_uncompressed_size for column in columns if column.path_in_schema == self.column]
+        return min(max(BATCH_BYTES * about.num_rows // max(sum(sizes), 1), 1), BATCH_ROWS)
 
     def _next(self, batches, row):
         with damage_named(lambda: f"{self.name}, after row {row}: damaged"):

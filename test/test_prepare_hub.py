@@ -233,7 +233,8 @@ def test_a_pattern_without_files_is_named(tmp_path, hub):
     said = refused(tmp_path, *words, code=3)
     assert "dataset allenai/c4: no file en/part-*; en holds en/c4-train.00000-of-00003.json.gz, " in said
     words = ["jsonl", "--dataset", "allenai/c4", "--files", "en/*.gz", "--val-files", "en/c4-validation*"]
-    assert "hf://datasets/allenai/c4/en/c4-validation.00000-of-00002.json.gz is among both" in refused(tmp_path, *words, code=2)
+    said = refused(tmp_path, *words, code=2)
+    assert "hf://datasets/allenai/c4/en/c4-validation.00000-of-00002.json.gz is among both" in said
     words = ["jsonl", "--dataset", "not a name", "--files", "*"]
     assert "dataset not a name: not a name of the hub" in refused(tmp_path, *words, code=2)
 

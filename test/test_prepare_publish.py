@@ -41,9 +41,9 @@ def publish(path, name, overwrite=True, claim=None):
             return
         done = folder.state or 0
         assert claim or not done
-        for start in range(done, tokens.size, 7):
-            folder.append("train", tokens[start : start + 7])
-            folder.save(start + 7)
+        for start in range(done, tokens.size, 12):
+            folder.append("train", tokens[start : start + 12])
+            folder.save(start + 12)
         folder.publish({"name": name}, tail=val)
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_and_repeated_ends_as_if_nothing_had_happened(tmp_p
     for stop in range(2, total + 1):
         path = tmp_path / str(stop)
         run_killed(monkeypatch, path, "large with tokenizer", stop)
-        for again in range(1, 6):
+        for again in sorted({1 + stop % 3, 3 + stop % 3}):
             run_killed(monkeypatch, path, "other tokenizer", again)
         if not (path / "meta.json").exists():
             publish(path, "small", overwrite=False)
