@@ -74,24 +74,23 @@ def test_tasks_with_two_kinds_of_attention(tmp_path):
 
 
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path):
+    """Or from its start, where it was stopped before the first of them."""
     options = ("--attention", "none", "--set", "checkpoint.interval=10")
-    assert start("run_passkey.sh", tmp_path, *options).returncode == 0
-    run = tmp_path / "runs" / "passkey_none"
-    losses = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints" / "step_00000030")
-    again = start("run_passkey.sh", tmp_path, *options)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "training runs/passkey_none from its newest checkpoint" in again.stdout
-    assert "evaluating runs/passkey_none" in again.stdout  # what was evaluated before is older than the run
-    now = (run / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in now] == [json.loads(line)["loss"] for line in losses]
-    (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints")  # stopped before the first of them
-    again = start("run_passkey.sh", tmp_path, *options)
-    assert again.returncode == 0, again.stdout + again.stderr
-    now = (run / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in now] == [json.loads(line)["loss"] for line in losses]
+    assert start("run_genome.sh", tmp_path, *options).returncode == 0
+    run = tmp_path / "runs" / "genome_25m_none"
+    losses = losses_of(run)
+    for lost in ("checkpoints/step_00000030", "checkpoints"):
+        (run / "summary.json").unlink()
+        shutil.rmtree(run / lost)
+        again = start("run_genome.sh", tmp_path, *options)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "training runs/genome_25m_none from its newest checkpoint" in again.stdout
+        assert "evaluating runs/genome_25m_none" in again.stdout  # what was evaluated is older than the run
+        assert losses_of(run) == losses
+
+
+def losses_of(run):
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
