@@ -7,6 +7,7 @@
 #include "data/bpe_tokenizer.h"
 #include "data/byte_alphabet.h"
 #include "data/data_error.h"
+#include "data/parsed_json.h"
 #include "data/utf8.h"
 
 namespace goat {
@@ -37,7 +38,7 @@ void read_ids(const fs::path& path, const std::string& contents, BpeParts& parts
   const auto fail = [&](const std::string& what) {
     return DataError(terminal_text(path.string() + ": not GPT-2's table of token ids: " + what));
   };
-  const nlohmann::json table = nlohmann::json::parse(contents, nullptr, false);
+  const nlohmann::json table = parsed_json(contents);
   if (!table.is_object()) throw fail("not one JSON object (is the file cut short?)");
   parts.texts.resize(table.size());
   std::vector<bool> seen(table.size());

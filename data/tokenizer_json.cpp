@@ -8,6 +8,7 @@
 #include "data/bpe_tokenizer.h"
 #include "data/byte_alphabet.h"
 #include "data/data_error.h"
+#include "data/parsed_json.h"
 #include "data/pattern_translation.h"
 #include "data/utf8.h"
 
@@ -30,7 +31,7 @@ class Reader {
   explicit Reader(const fs::path& file) : file_(file) {}
 
   BpeTokenizer read(const std::string& contents) {
-    const Json json = Json::parse(contents, nullptr, false);
+    const Json json = parsed_json(contents);
     if (!json.is_object()) throw wrong("is no JSON object (is the file cut short?)");
     parts_.name = "tokenizer.json";
     read_normalizer(member(json, "normalizer"), 0);

@@ -10,13 +10,13 @@ mkdir -p "$out"
 declare -A sources=(
   [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp"
   [safetensors]="train/files/safetensors.cpp train/files/files.cpp data/checksum.cpp"
-  [manifest]="train/run/checkpoint.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/memory/float_copies.cpp train/config/config.cpp train/config/config_keys.cpp
+  [manifest]="train/run/checkpoint.cpp data/parsed_json.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/memory/float_copies.cpp train/config/config.cpp train/config/config_keys.cpp
               train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp kernels/device.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
-  [shard]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/checksum.cpp"
-  [shard_meta]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/crop_source.cpp data/checksum.cpp"
+  [shard]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/parsed_json.cpp data/utf8.cpp data/checksum.cpp"
+  [shard_meta]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/crop_source.cpp data/parsed_json.cpp data/utf8.cpp data/checksum.cpp"
   [tokenizer]="data/bpe_tokenizer.cpp data/gpt2_tokenizer.cpp data/tokenizer_json.cpp data/byte_alphabet.cpp
                data/byte_pairs.cpp data/text_pattern.cpp data/pattern_translation.cpp data/unicode_additions.cpp
-               data/nfc.cpp data/utf8.cpp"
+               data/nfc.cpp data/parsed_json.cpp data/utf8.cpp"
 )
 
 targets=(config safetensors manifest shard shard_meta tokenizer)

@@ -306,6 +306,10 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   CHECK_THAT(data_error([] { parse_manifest("", "state.json"); }), ContainsSubstring("state.json"));
   CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }),
              ContainsSubstring("format 2"));
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const std::string& damaged : {"{\"format\": " + deep + "}", text + std::string(1, '\0')})
+    CHECK_THAT(data_error([&] { parse_manifest(damaged, "state.json"); }),
+               ContainsSubstring("not a JSON object"));
   std::string changed = text;
   changed.replace(changed.find("\"step\": 7"), 9, "\"step\": 8");
   CHECK_THAT(data_error([&] { parse_manifest(changed, "state.json"); }), ContainsSubstring("checksum"));

@@ -173,10 +173,13 @@ TEST_CASE("tokenizer.json: what is not supported or damaged is refused, and said
   }
   CHECK_THAT(changed("/pre_tokenizer", {{"type", "Metaspace"}}), ContainsSubstring("--tokenizer ids"));
   json sequence = {{"type", "ByteLevel"}};
-  for (int depth = 0; depth < 1000; ++depth)
+  for (int depth = 0; depth < 40; ++depth)
     sequence = {{"type", "Sequence"}, {"pretokenizers", json::array({sequence})}};
   CHECK_THAT(changed("/pre_tokenizer", sequence), ContainsSubstring("Sequence"));
-  const std::string text = good.dump();
+  const std::string text = good.dump(), deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const std::string& damaged :
+       {"{\"normalizer\": " + deep + "," + text.substr(1), text + std::string(1, '\0'), deep})
+    CHECK_THROWS_WITH(json_tokenizer("t.json", damaged), ContainsSubstring("no JSON object"));
   CHECK_THROWS_AS(json_tokenizer("t.json", text.substr(0, text.size() / 2)), DataError);
   CHECK_THROWS_WITH(json_tokenizer("nowhere/t.json"), ContainsSubstring("nowhere/t.json"));
 }

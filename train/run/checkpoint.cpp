@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/data_error.h"
+#include "data/parsed_json.h"
 #include "train/files/files.h"
 #include "train/files/safetensors.h"
 
@@ -186,9 +187,8 @@ nlohmann::json manifest_json(const Manifest& manifest) {
 
 // The JSON object of a manifest whose format and checksum are right, without the checksum.
 nlohmann::json checked_manifest(const std::string& text, const std::string& origin) {
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || text.find('\0') != text.npos)  // the library would stop at a NUL
-    throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
+  nlohmann::json json = parsed_json(text);
+  if (!json.is_object()) throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
   if (json.value("format", nlohmann::json()) != manifest_format)
     throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() +
                     ", this program reads format " + std::to_string(manifest_format));
