@@ -21,8 +21,9 @@ struct ShardMeta {
   bool fits(std::int64_t model_vocab) const { return vocab <= model_vocab && model_vocab < vocab + 128; }
 };
 
-// Reads FOLDER/meta.json. nullopt if there is none, or if prepare.py did not write it: shards from another
-// source may have a meta.json of their own.
+// Reads FOLDER/meta.json. nullopt if there is none, or if it lacks what prepare.py writes: shards from
+// another source may have a meta.json of their own. Throws DataError if it is damaged: without the checksums
+// in it, a damaged shard would not be noticed either.
 std::optional<ShardMeta> read_shard_meta(const std::filesystem::path& folder);
 
 }  // namespace goat

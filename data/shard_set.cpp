@@ -1,5 +1,6 @@
 #include "data/shard_set.h"
 
+#include <fnmatch.h>
 #include <glob.h>
 #include <sys/resource.h>
 
@@ -133,6 +134,27 @@ std::vector<ShardRecord> ShardSet::records() const {
     records[i] = {name_of(shard), shard.tokens(), shard.samples_checksum(), sha256_of(shard)};
   });
   return records;
+}
+
+std::vector<std::string> ShardSet::notes() const {
+  if (!files_.files.empty()) return {};
+  std::set<std::string> there;
+  for (const Shard& shard : shards_) there.insert(shard.path());
+  std::vector<std::string> notes;
+  for (const auto& [folder, meta] : metas_) {
+    std::vector<std::string> missing;
+    for (const auto& [name, sha256] : meta.sha256) {
+      const std::string path = folder == "." ? name : folder + "/" + name;
+      const bool asked_for = ::fnmatch(files_.pattern.c_str(), path.c_str(), FNM_PATHNAME | FNM_PERIOD) == 0;
+      if (asked_for && !there.contains(path)) missing.push_back(path);
+    }
+    if (missing.empty()) continue;
+    notes.push_back(
+        "'" + missing.front() + "'" +
+        (missing.size() == 1 ? " is" : " and " + std::to_string(missing.size() - 1) + " more are") +
+        " missing: meta.json beside the shards lists more of them than there are");
+  }
+  return notes;
 }
 
 void ShardSet::check_all(const std::stop_token& stop) const {

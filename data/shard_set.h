@@ -57,6 +57,8 @@ class ShardSet {
   const std::map<std::string, ShardMeta>& metas() const { return metas_; }
   std::string tokenizer() const;  // see TokenSource
   std::vector<ShardRecord> records() const;
+  // Names the shards that meta.json lists, the pattern asks for, and are not there.
+  std::vector<std::string> notes() const;
 
  private:
   void open_shards();

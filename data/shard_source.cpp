@@ -46,7 +46,7 @@ std::string ShardSource::description() const {
 }
 
 std::vector<std::string> ShardSource::notes() const {
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = set_.notes();
   for (const auto& [folder, meta] : set_.metas())
     if (options_.bos_block && meta.end_of_text && *meta.end_of_text != options_.bos)
       notes.push_back("each sequence begins with token " + std::to_string(options_.bos) +

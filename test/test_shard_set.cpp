@@ -122,41 +122,73 @@ TEST_CASE("shard set: shards of one tokenizer with different vocabularies are no
     write_shard(folder.file(std::string(name) + "/t.bin"), counting(100));
   }
   const auto open = [&] { ShardSet({.pattern = folder.file("*/t.bin"), .vocab = 1000}); };
-  folder.file("a/meta.json", meta_text("x", "", "bpe", "1000"));
-  folder.file("b/meta.json", meta_text("x", "", "bpe", "999"));
+  folder.file("a/meta.json", meta_text("x", std::string(64, '0'), "bpe", "1000"));
+  folder.file("b/meta.json", meta_text("x", std::string(64, '0'), "bpe", "999"));
   check_error(open,
               {"different tokenizers", "bpe of 1000", "bpe of 999", folder.file("a"), folder.file("b")});
-  folder.file("b/meta.json", meta_text("x", "", "other", "1000"));
+  folder.file("b/meta.json", meta_text("x", std::string(64, '0'), "other", "1000"));
   check_error(open, {"different tokenizers", "other"});
-  folder.file("b/meta.json", meta_text("x", "", "bpe", "1000"));
+  folder.file("b/meta.json", meta_text("x", std::string(64, '0'), "bpe", "1000"));
   CHECK(error_of(open) == "(no error)");
 }
 
-TEST_CASE("shard meta: what prepare.py does not write, or cannot be read, is no description") {
+TEST_CASE(
+    "shard meta: what prepare.py did not write is no description; what it wrote and is damaged, an error") {
   const TemporaryFolder folder;
   const auto read_back = [&](const std::string& text) {
     folder.file("meta.json", text);
     return read_shard_meta(folder.path());
   };
-  const std::string good =
-      R"({"tokenizer": "dna", "vocab": 5, "end_of_text": 4, "record_tokens": 6000, "shards": []})";
+  const std::string digits(64, 'a'), shard = R"({"file": "t.bin", "sha256": ")" + digits + R"("})";
+  const std::string good = R"({"tokenizer": "dna", "vocab": 5, "end_of_text": 4, "record_tokens": 6000, )"
+                           R"("shards": [)" +
+                           shard + "]}";
   const auto meta = read_back(good);
   REQUIRE(meta);
   CHECK((meta->tokenizer == "dna" && meta->vocab == 5 && meta->end_of_text == 4 &&
-         meta->record_tokens == 6000));
-  for (const auto& [old, changed] :
-       std::vector<std::pair<std::string, std::string>>{{"5", "5.5"},
-                                                        {"5", "1e300"},
-                                                        {"5", "\"5\""},
-                                                        {"6000", "6e3"},
-                                                        {"6000", "[6000]"},
-                                                        {"4", "true"},
-                                                        {"[]", "[3]"},
-                                                        {"[]", "[{\"file\": 1}]"},
-                                                        {"}", ""}}) {
+         meta->record_tokens == 6000 && meta->sha256.at("t.bin") == digits));
+  const auto with = [&](const std::string& old, const std::string& changed) {
     std::string text = good;
-    CHECK_FALSE(read_back(text.replace(text.find(old), old.size(), changed)));
+    return text.replace(text.find(old), old.size(), changed);
+  };
+  const std::vector<std::pair<std::string, std::string>> damages{
+      {"5", "5.5"},
+      {"5", "1e300"},
+      {"5", "\"5\""},
+      {"5", "null"},
+      {"5", "0"},
+      {"5", "-5"},
+      {"5", "18446744073709551615"},
+      {"5", "9223372036854775807"},
+      {"6000", "6e3"},
+      {"6000", "[6000]"},
+      {"6000", "0"},
+      {"4", "true"},
+      {"4", "5"},
+      {"4", "-1"},
+      {shard, "3"},
+      {"[" + shard + "]", "{}"},
+      {"t.bin\"", "t.bin\", \"sha256\": null, \"x\": \""},
+      {digits, "A" + digits.substr(1)},
+      {digits, digits.substr(1)},
+      {"\"dna\"", "3"},
+      {"dna", ""},
+      {"dna", "\\u001b[31m"},
+      {"dna", std::string(101, 'x')},
+      {"}", ""},
+      {good, ""},
+      {good, good + "}"}};
+  for (const auto& [old, changed] : damages) {
+    CAPTURE(old, changed);
+    check_error([&] { read_back(with(old, changed)); },
+                {folder.file("meta.json"), "describes the shards", "remove it"});
   }
+  CHECK(error_of([&] { read_back(with("dna", "\\u001b[31m")); }).find('\x1b') == std::string::npos);
+  for (const char* key : {"tokenizer", "vocab", "end_of_text", "shards"})
+    CHECK_FALSE(read_back(with(key, "another")));
+  CHECK_FALSE(read_back("[]"));
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  check_error([&] { read_back(with("\"dna\"", deep)); }, {"is not JSON"});
   fs::remove(folder.file("meta.json"));
   CHECK_FALSE(read_shard_meta(folder.path()));
   fs::create_directory(folder.file("meta.json"));
@@ -165,6 +197,25 @@ TEST_CASE("shard meta: what prepare.py does not write, or cannot be read, is no 
   REQUIRE(::mkfifo(folder.file("meta.json").c_str(), 0600) ==
           0);  // nobody writes: reading would wait for ever
   CHECK_FALSE(read_shard_meta(folder.path()));
+}
+
+TEST_CASE("shard set: shards that meta.json lists, the pattern asks for and are not there are told") {
+  const TemporaryFolder folder;
+  write_shard(folder.file("t_1.bin"), counting(100));
+  std::string text = meta_text("t_2.bin", std::string(64, '0'));
+  const auto notes = [&](const std::string& pattern, const std::vector<std::string>& files = {}) {
+    folder.file("meta.json", text);
+    return ShardSet({.pattern = folder.file(pattern), .vocab = 1000, .files = files}).notes();
+  };
+  REQUIRE(notes("t_*.bin").size() == 1);
+  CHECK_THAT(notes("t_*.bin")[0], ContainsSubstring(folder.file("t_2.bin") + "' is missing"));
+  CHECK(notes("t_1*").empty());
+  CHECK(notes("t_*.bin", {folder.file("t_1.bin")}).empty());
+  text.insert(text.find("{\"file\""), R"({"file": "t_3.bin", "sha256": ")" + std::string(64, '0') + "\"}, ");
+  CHECK_THAT(notes("t_*.bin").at(0), ContainsSubstring("t_2.bin' and 1 more are missing"));
+  write_shard(folder.file("t_2.bin"), counting(100));
+  write_shard(folder.file("t_3.bin"), counting(100));
+  CHECK(notes("t_*.bin").empty());
 }
 
 TEST_CASE("shard set: of many shards the first bad one in the order of names is told, every time") {
