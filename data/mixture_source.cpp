@@ -86,6 +86,7 @@ void MixtureSource::finish_check() const {
 }
 
 std::vector<ShardRecord> MixtureSource::shards() const {
+  if (parts_.size() == 1) return parts_.front().source->shards();
   std::vector<ShardRecord> all;
   for (std::size_t k = 0; k < parts_.size(); ++k)
     for (ShardRecord& record : parts_[k].source->shards()) {

@@ -34,7 +34,7 @@ class MixtureSource final : public TokenSource {
   std::uint64_t sequences() const override { return endless; }
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override;
   void finish_check() const override;
-  // Names begin with the number of the source, from 1: "2/train_000000.bin".
+  // Names begin with the number of the source, from 1: "2/train_000000.bin". Not if there is one alone.
   std::vector<ShardRecord> shards() const override;
   std::string tokenizer() const override;
   std::vector<std::string> notes() const override;

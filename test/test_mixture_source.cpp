@@ -140,6 +140,7 @@ TEST_CASE("mixture: what its sources say is told of all, and records tell them a
   const std::vector<ShardRecord> records = mixture.shards();
   REQUIRE(records.size() == 3);
   CHECK((records[0].name == "1/t.bin" && records[2].name == "3/t.bin" && records[2].tokens == 2));
+  CHECK(mixture_of({1}).shards().at(0).name == "t.bin");  // as without a mixture
   check_error([&] { mixture.finish_check(); }, {"source 0 is bad"});
   CHECK(mixture.tokenizer().empty());
   const auto with = [](const std::vector<std::string>& tokenizers) {
@@ -200,7 +201,7 @@ TEST_CASE("data.mixture: what cannot be meant is refused, naming the entry and t
       {"inf a", "not a positive number"},
       {"1e999 a", "not a positive number"},
       {"1 a, 1e-9 b", "\"b\" is less than a millionth"},
-      {"1e308 a, 1e308 b", "less than a millionth"},
+      {"1e308 a, 1e308 b", "at most 1e100"},
       {"1", "\"1\" names no shards"},
       {"1 a, 2 b, 3 a", "\"a\" is there twice"},
   };

@@ -1,7 +1,6 @@
 #include "train/config/mixture.h"
 
 #include <charconv>
-#include <cmath>
 #include <set>
 
 namespace goat {
@@ -39,8 +38,9 @@ WeightedPattern parse_entry(const std::string& entry) {
   if (entry.empty()) refuse("an entry is empty");
   if (error == std::errc::invalid_argument || (rest != end && *rest != ' '))
     refuse("\"" + entry + "\" does not begin with a weight (a comma in a glob is written as \\,)");
-  if (error != std::errc() || !(part.weight > 0) || !std::isfinite(part.weight))
-    refuse("the weight of \"" + entry + "\" is not a positive number");
+  constexpr double greatest = 1e100;  // no sum of weights overflows
+  if (error != std::errc() || !(part.weight > 0 && part.weight <= greatest))
+    refuse("the weight of \"" + entry + "\" is not a positive number of at most 1e100");
   part.pattern = trimmed(std::string(rest, end));
   if (part.pattern.empty()) refuse("\"" + entry + "\" names no shards");
   return part;
