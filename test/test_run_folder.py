@@ -405,15 +405,13 @@ def test_the_tokenizer_is_read_from_meta_json_or_said_to_be_assumed(run_binary, 
     assert [shard["tokens"] for shard in state["data"]["training"]] == [2000]
 
 
-def test_a_foreign_meta_json_is_no_obstacle(run_binary, tmp_path, data):
-    for text in (
-        "[]",
-        "{",
-        '{"vocab": "many"}',
-        '{"tokenizer": "bytes", "vocab": 16, "end_of_text": null, "shards": [1]}',
-    ):
+def test_a_foreign_meta_json_is_no_obstacle_a_damaged_one_is_named(run_binary, tmp_path, data):
+    for text in ("[]", '{"vocab": "many"}'):
         (data / "meta.json").write_text(text)
         assert "no meta.json of prepare.py" in run_binary(*on(shards(data), "--dry-run")).stdout
+    for text in ("{", '{"tokenizer": "bytes", "vocab": 16, "end_of_text": null, "shards": [1]}'):
+        (data / "meta.json").write_text(text)
+        assert str(data / "meta.json") in run_binary(*on(shards(data), "--dry-run"), code=3).stderr
 
 
 def test_checkpoints_by_time(run_binary, tmp_path):
@@ -507,6 +505,7 @@ def test_the_advice_on_missing_data_is_the_configs_own_command(run_binary):
     for config, words in {
         "shakespeare": "--tokenizer bytes --out data/shakespeare FILE",
         "c4_125m": "--tokenizer gpt2 --out data/mine FILE",
+        "genome_25m": "--input FILE.fa.gz --out data/mine\n",
     }.items():
         assert (
             words

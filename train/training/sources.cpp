@@ -73,29 +73,31 @@ std::string folder_to_prepare(const std::string& pattern) {
   return folder.empty() ? "." : folder.find(' ') == std::string::npos ? folder : "'" + folder + "'";
 }
 
-// The subcommand of prepare.py that makes the data of a preset, for a folder of the preset's name and its
-// vocabulary. Empty if there is none.
-std::string subcommand_of_preset(const std::string& folder, const std::string& tokenizer) {
-  const std::string name = std::filesystem::path(folder).filename().string();
-  if (tokenizer == "gpt2" && (name == "c4" || name == "fineweb")) return name + " --out " + folder;
-  if (tokenizer == "dna" && name == "genome") return "fasta --input FILE.fa.gz --out " + folder;
-  return "";
+// The subcommand of prepare.py that makes shards of this tokenizer in the folder, with its options.
+std::string subcommand(const Config& config, const std::string& tokenizer, const std::string& folder) {
+  const std::string name = std::filesystem::path(folder).filename().string(),
+                    out = " --out " + (folder.empty() ? "FOLDER" : folder);
+  const std::int64_t record = config.data.record_tokens;
+  if (tokenizer == "gpt2" && (name == "c4" || name == "fineweb")) return name + out;
+  if (tokenizer == "dna")
+    return "fasta --input FILE.fa.gz" + out +
+           (record == Config::Data{}.record_tokens ? "" : " --record-tokens " + std::to_string(record));
+  return "text --tokenizer " + tokenizer + out + " FILE...";
 }
 
 // The command that makes shards for this config that `pattern` matches.
 std::string how_to_prepare(const Config& config, const std::string& pattern) {
-  const std::string tokenizer = assumed_tokenizer(config), folder = folder_to_prepare(pattern);
-  const std::string check =
-      "check data.train, data.mixture and data.val (relative paths begin in the current folder)";
-  if (const std::string preset = subcommand_of_preset(folder, tokenizer); !preset.empty())
-    return check + ", or make the shards:\n  .venv/bin/python data/prepare.py " + preset;
-  if (tokenizer.empty() || tokenizer == "dna")
+  const std::string tokenizer = assumed_tokenizer(config),
+                    check =
+                        "check data.train, data.mixture and data.val (relative paths begin in the current "
+                        "folder)";
+  if (tokenizer.empty())
     return check +
-           "; data/prepare.py text makes shards of bytes (model.vocab = 256) and of GPT-2's tokens (50257), "
-           "here model.vocab = " +
+           "; data/prepare.py makes shards of bytes (model.vocab = 256), of GPT-2's tokens (50257), of those "
+           "of a tokenizer.json and of bases (5), here model.vocab = " +
            std::to_string(config.model.vocab);
-  return check + ", or make shards from text files:\n  .venv/bin/python data/prepare.py text --tokenizer " +
-         tokenizer + " --out " + (folder.empty() ? "FOLDER" : folder) + " FILE...";
+  return check + ", or make the shards:\n  .venv/bin/python data/prepare.py " +
+         subcommand(config, tokenizer, folder_to_prepare(pattern));
 }
 
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle,
@@ -144,7 +146,7 @@ std::string tokenizer_text(const Config& config, const TokenSource& data) {
                     vocab = "model.vocab = " + std::to_string(config.model.vocab);
   if (assumed.empty())
     return "unknown: no meta.json of prepare.py beside the shards, and " + vocab +
-           " is neither bytes nor GPT-2's";
+           " is that of no tokenizer known here (5: bases, 256: bytes, 50257: GPT-2)";
   return assumed + ", assumed from " + vocab + ": no meta.json of prepare.py beside the shards";
 }
 
