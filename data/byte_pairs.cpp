@@ -11,6 +11,24 @@ namespace {
 std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
   return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
 }
+
+constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+
+// A token of a piece while merges are applied to it.
+struct Node {
+  std::int32_t id;  // -1: merged into the token before it
+  std::size_t previous, next;
+};
+
+// A merge of two neighbours.
+struct Possible {
+  std::int32_t rank;
+  std::size_t left;  // node
+  std::int32_t left_id, right_id, merged_id;
+  bool operator>(const Possible& other) const {
+    return rank != other.rank ? rank > other.rank : left > other.left;
+  }
+};
 }  // namespace
 
 void BytePairs::add_token(const std::string& bytes, std::int32_t id) {
@@ -48,19 +66,6 @@ void BytePairs::encode(std::string_view piece, std::vector<std::int32_t>& ids) c
       ids.push_back(whole);
       return;
     }
-  constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
-  struct Node {
-    std::int32_t id;  // -1: merged into the token before it
-    std::size_t previous, next;
-  };
-  struct Possible {
-    std::int32_t rank;
-    std::size_t left;  // node
-    std::int32_t left_id, right_id, merged_id;
-    bool operator>(const Possible& other) const {
-      return rank != other.rank ? rank > other.rank : left > other.left;
-    }
-  };
   std::vector<Node> nodes(piece.size());
   for (std::size_t i = 0; i < piece.size(); ++i)
     nodes[i] = {byte_token(piece[i]), i == 0 ? none : i - 1, i + 1 == piece.size() ? none : i + 1};

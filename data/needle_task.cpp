@@ -86,11 +86,8 @@ TargetRange NeedleTask::answer(std::uint64_t) const {
 }
 
 void NeedleTask::read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+  require_length("NeedleTask", options_.seq_len, inputs, targets);
   const auto length = static_cast<std::size_t>(options_.seq_len);
-  if (inputs.size() != length || targets.size() != length)
-    throw std::invalid_argument("NeedleTask::read: spans of " + std::to_string(inputs.size()) + " and " +
-                                std::to_string(targets.size()) + " tokens, sequences have " +
-                                std::to_string(length));
   const RandomStream stream =
       options_.kind == NeedleKind::passkey ? RandomStream::passkey : RandomStream::niah;
   const std::uint64_t item = index | (options_.validation ? std::uint64_t{1} << 63 : 0);
