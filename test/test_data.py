@@ -153,13 +153,15 @@ def test_records_are_cropped_in_training_and_taken_from_their_start_by_eval(run_
         "data__val": sets / "b" / "train_0.bin",
     }
     run = sets / "run"
-    write_meta(sets / "a", record_tokens=50)
+    write_meta(sets / "a", record_tokens=50, tokenizer="dna")
     printed = run_binary(*on("--out", run, **settings)).stdout
     assert "crops of 16 from 40 records of 50, shuffled" in printed
     words = ["eval", "--checkpoint", run, "--json", sets / "eval.json"]
     run_binary(*words, "--lengths", "16,32", "--per-token", sets / "nll.npy")
     results = json.loads((sets / "eval.json").read_text())["results"]
     assert [(row["length"], row["sequences"]) for row in results] == [(16, 20), (32, 20)]
+    for row in results:
+        assert row["bits_per_base"] == pytest.approx(row["nll"] / np.log(2), rel=1e-12)
     short, long = (np.load(sets / f"nll_{length}.npy") for length in (16, 32))
     assert np.allclose(long[:, :16], short, atol=1e-3)  # the same records, from their starts on
     assert not np.allclose(long[:19, :16], short[1:], atol=1e-3)

@@ -167,7 +167,7 @@ struct Row {
   Cut cut;
   std::int64_t tokens = 0;
   double nll = 0;
-  std::optional<double> bits_per_byte;  // only if a token is a byte
+  std::string unit;                     // what a token is: "byte", "base" of a genome; empty: neither
   std::optional<double> bayes_optimal;  // only if the best possible loss is known
 };
 
@@ -201,11 +201,12 @@ void print_heading(const TrainedModel& model, const EvalOptions& options, const 
 void print_row(const Row& row, bool first) {
   if (first)
     std::printf("%9s %10s %12s %9s %11s%s%s\n", "length", "sequences", "tokens", "loss", "perplexity",
-                row.bits_per_byte ? "   bits/byte" : "", row.bayes_optimal ? "  optimal loss" : "");
+                row.unit.empty() ? "" : ("   bits/" + row.unit).c_str(),
+                row.bayes_optimal ? "  optimal loss" : "");
   std::printf("%9lld %10lld %12lld %9.4f %11.4f", static_cast<long long>(row.cut.length),
               static_cast<long long>(row.cut.sequences), static_cast<long long>(row.tokens), row.nll,
               std::exp(row.nll));
-  if (row.bits_per_byte) std::printf(" %11.4f", *row.bits_per_byte);
+  if (!row.unit.empty()) std::printf(" %11.4f", row.nll / std::numbers::ln2);
   if (row.bayes_optimal) std::printf(" %13.4f", *row.bayes_optimal);
   std::printf("\n");
   std::fflush(stdout);
@@ -217,7 +218,7 @@ nlohmann::json to_json(const Row& row, const TokenLosses& losses) {
                          {"tokens", row.tokens},
                          {"nll", row.nll},
                          {"perplexity", std::exp(row.nll)}};
-  if (row.bits_per_byte) json["bits_per_byte"] = *row.bits_per_byte;
+  if (!row.unit.empty()) json["bits_per_" + row.unit] = row.nll / std::numbers::ln2;
   if (row.bayes_optimal) json["bayes_optimal_loss"] = *row.bayes_optimal;
   for (const CurveBin& bin : losses.curve())
     json["curve"].push_back({{"first", bin.first}, {"end", bin.end}, {"nll", bin.nll}});
@@ -234,21 +235,21 @@ nlohmann::json heading_json(const TrainedModel& model, const EvalOptions& option
   return json;
 }
 
-// Whether a token is a byte, by the data's tokenizer in the run, otherwise by the size of the vocabulary.
-bool has_byte_tokens(const TrainedModel& model) {
-  if (model.config().data.source != "shards") return false;
+// See Row::unit. By the data's tokenizer in the run, otherwise by the size of the vocabulary.
+std::string unit_of(const TrainedModel& model) {
+  if (model.config().data.source != "shards") return "";
   const std::string& tokenizer = model.data().tokenizer;
-  return tokenizer.empty() ? model.config().model.vocab == 256 : tokenizer == "bytes";
+  const std::int64_t vocab = tokenizer.empty() ? model.config().model.vocab : 0;
+  if (tokenizer == "bytes" || vocab == 256) return "byte";
+  return tokenizer == "dna" || vocab == 5 ? "base" : "";
 }
 
 Row row_of(const TrainedModel& model, const TokenSource& source, Cut cut, const TokenLosses& losses) {
-  Row row{.cut = cut,
+  return {.cut = cut,
           .tokens = losses.tokens(),
           .nll = losses.nll(),
-          .bits_per_byte = {},
+          .unit = unit_of(model),
           .bayes_optimal = source.bayes_optimal_loss()};
-  if (has_byte_tokens(model)) row.bits_per_byte = row.nll / std::numbers::ln2;
-  return row;
 }
 
 TokenLosses measure(const TrainedModel& model, Device& device, TokenSource& source, Cut cut,
