@@ -40,6 +40,10 @@ TASKS = {
 FIELDS = ("nll", "strict_accuracy", "span_token_accuracy", "span_log_probability")
 
 
+def flags(settings):
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
 def reference_model(run):
     config = tomllib.loads((run / "config.toml").read_text())
     newest = max((run / "checkpoints").glob("step_*/model.safetensors"))
@@ -50,9 +54,8 @@ def reference_model(run):
 def runs(tmp_path_factory, binary):
     """{task: the folder of a short run}"""
     folder = tmp_path_factory.mktemp("runs")
-    settings = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
     for task in TASKS:
-        command = [binary, "--config", task, "--device", "cpu", "--out", folder / task, *settings]
+        command = [binary, "--config", task, "--device", "cpu", "--out", folder / task, *flags(TINY)]
         subprocess.run(command, check=True, capture_output=True)
     return {task: folder / task for task in TASKS}
 
@@ -117,7 +120,11 @@ def test_depths_are_drawn_as_in_training_and_validation_is_the_loss_that_is_trai
         assert "depth" not in printed
 
 
-def test_the_published_grid_is_the_default(runs, run_binary, tmp_path):
+def test_the_published_grid_is_the_default(run_binary, tmp_path):
+    smallest = {"model.layers": 1, "model.heads": 1, "model.width": 16, "train.steps": 1, "train.warmup": 0}
+    runs = {task: tmp_path / task for task in TASKS}
+    for task, run in runs.items():
+        run_binary("--config", task, "--device", "cpu", "--out", run, *flags(TINY | smallest))
     run = runs["niah"]
     results, _ = results_of(run_binary, run, tmp_path / "r.json", "--lengths", "70", "--samples", 1)
     assert [cell["depth"] for cell in results["results"]] == [0.1, 0.3, 0.5, 0.7, 0.9]
