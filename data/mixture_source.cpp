@@ -53,14 +53,18 @@ void MixtureSource::split(std::size_t begin, std::size_t end) {
 }
 
 void MixtureSource::check_tokenizers() const {
+  const auto told = [](const TokenSource& source) {
+    return source.tokenizer() +
+           (source.tokenizer_sha256().empty() ? "" : ", sha256 " + source.tokenizer_sha256());
+  };
   const TokenSource* first = nullptr;
   for (const MixturePart& part : parts_) {
     if (part.source->tokenizer().empty()) continue;
     if (!first) first = part.source.get();
-    if (first->tokenizer() != part.source->tokenizer())
+    if (told(*first) != told(*part.source))
       throw DataError("data.mixture: the sources were made with different tokenizers (" +
-                      first->description() + ": " + first->tokenizer() + "; " + part.source->description() +
-                      ": " + part.source->tokenizer() + "): prepare them with the same one");
+                      first->description() + ": " + told(*first) + "; " + part.source->description() + ": " +
+                      told(*part.source) + "): prepare them with the same one");
   }
 }
 

@@ -34,7 +34,9 @@ class Reader {
     meta.vocab = integer(json["vocab"], "vocab", 1, most);
     meta.end_of_text = optional_integer(json, "end_of_text", 0, meta.vocab - 1);
     meta.record_tokens = optional_integer(json, "record_tokens", 1, most);
-    read_shards(json["shards"], meta);
+    meta.sha256 = sha256_by_file(json, "shards");
+    if (meta.tokenizer == "tokenizer.json")
+      meta.tokenizer_sha256 = sha256_by_file(json, "tokenizer_files")["tokenizer/tokenizer.json"];
     return meta;
   }
 
@@ -71,20 +73,23 @@ class Reader {
     return *name;
   }
 
-  void read_shards(const Json& shards, ShardMeta& meta) const {
-    if (!shards.is_array()) throw refused("shards", shards, "a list");
-    for (const Json& shard : shards) {
-      const auto text = [&](const char* key) {
-        const auto found = shard.find(key);  // the end if the shard is no object
-        return found == shard.end() ? nullptr : found->get_ptr<const std::string*>();
+  std::map<std::string, std::string> sha256_by_file(const Json& json, const char* key) const {
+    const Json files = json.value(key, Json::array());
+    if (!files.is_array()) throw refused(key, files, "a list");
+    std::map<std::string, std::string> all;
+    for (const Json& file : files) {
+      const auto text = [&](const char* member) {
+        const auto found = file.find(member);  // the end if `file` is no object
+        return found == file.end() ? nullptr : found->get_ptr<const std::string*>();
       };
-      const std::string* const file = text("file");
+      const std::string* const name = text("file");
       const std::string* const sha256 = text("sha256");
-      const bool good = file && sha256 && sha256->size() == 64 &&
+      const bool good = name && sha256 && sha256->size() == 64 &&
                         sha256->find_first_not_of("0123456789abcdef") == std::string::npos;
-      if (!good) throw refused("shard", shard, "a file and its sha256");
-      meta.sha256[*file] = *sha256;
+      if (!good) throw refused(std::string("entry of ") + key, file, "a file and its sha256");
+      all[*name] = *sha256;
     }
+    return all;
   }
 
   const std::filesystem::path& path_;

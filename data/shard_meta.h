@@ -15,6 +15,8 @@ struct ShardMeta {
   std::optional<std::int64_t> end_of_text;    // the token before each document, if there is one
   std::optional<std::int64_t> record_tokens;  // the shards hold whole records of so many tokens
   std::map<std::string, std::string> sha256;  // of each shard, by file name
+  // Of a tokenizer.json: its sha256, for its name says little. Empty for tokenizers that their name tells.
+  std::string tokenizer_sha256;
 
   // Whether a model with a vocabulary of `model_vocab` fits this tokenizer. It may have up to 127 more
   // tokens as padding.

@@ -86,10 +86,13 @@ void ShardSet::check_meta(const std::string& folder, const ShardMeta& meta) cons
                     ", or prepare the text with the other tokenizer");
   if (metas_.empty()) return;
   const auto& [other_folder, other] = *metas_.begin();
-  const auto told = [](const ShardMeta& of) { return of.tokenizer + " of " + std::to_string(of.vocab); };
-  if (other.tokenizer != meta.tokenizer || other.vocab != meta.vocab)
+  const auto told = [](const ShardMeta& of) {
+    return of.tokenizer + " of " + std::to_string(of.vocab) +
+           (of.tokenizer_sha256.empty() ? "" : ", sha256 " + of.tokenizer_sha256);
+  };
+  if (told(other) != told(meta))
     throw DataError("the shards in '" + other_folder + "' and '" + folder +
-                    "' were made with different tokenizers (" + told(other) + ", " + told(meta) +
+                    "' were made with different tokenizers (" + told(other) + "; " + told(meta) +
                     "): train on one of them");
 }
 
@@ -126,6 +129,10 @@ std::string ShardSet::description() const {
 }
 
 std::string ShardSet::tokenizer() const { return metas_.empty() ? "" : metas_.begin()->second.tokenizer; }
+
+std::string ShardSet::tokenizer_sha256() const {
+  return metas_.empty() ? "" : metas_.begin()->second.tokenizer_sha256;
+}
 
 std::vector<ShardRecord> ShardSet::records() const {
   std::vector<ShardRecord> records(shards_.size());

@@ -56,6 +56,7 @@ class ShardSet {
   // The descriptions beside the shards, by folder. Only folders that have one.
   const std::map<std::string, ShardMeta>& metas() const { return metas_; }
   std::string tokenizer() const;  // see TokenSource
+  std::string tokenizer_sha256() const;
   std::vector<ShardRecord> records() const;
   // Names the shards that meta.json lists, the pattern asks for, and are not there.
   std::vector<std::string> notes() const;

@@ -46,6 +46,7 @@ class ShardSource final : public TokenSource {
   void finish_check() const override { set_.finish_check(); }
   std::vector<ShardRecord> shards() const override { return set_.records(); }
   std::string tokenizer() const override { return set_.tokenizer(); }
+  std::string tokenizer_sha256() const override { return set_.tokenizer_sha256(); }
   std::vector<std::string> notes() const override;
 
   std::int64_t tokens() const { return set_.tokens(); }

@@ -46,6 +46,8 @@ class TokenSource {
   // The tokenizer that made the tokens ("bytes", "gpt2"), as stated beside the data. Empty if
   // nothing is stated.
   virtual std::string tokenizer() const { return ""; }
+  // The sha256 of that tokenizer, where the name alone does not tell it ("tokenizer.json"). Otherwise empty.
+  virtual std::string tokenizer_sha256() const { return ""; }
   // What the user should know about the data before training on them; each note is a sentence.
   virtual std::vector<std::string> notes() const { return {}; }
   // What a run of so many sequences takes from each part of the data, for the user; a line each. Empty if

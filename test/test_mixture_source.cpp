@@ -21,7 +21,7 @@ using namespace test;
 class Numbered final : public TokenSource {
  public:
   explicit Numbered(int number, std::string tokenizer = "")
-      : number_(number), tokenizer_(std::move(tokenizer)) {}
+      : number_(number), tokenizer_(std::move(tokenizer)) {}  // tokenizer: "NAME" or "NAME SHA256"
   std::string description() const override { return "source " + std::to_string(number_); }
   std::uint64_t sequences() const override { return 100; }
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
@@ -30,7 +30,10 @@ class Numbered final : public TokenSource {
   }
   void finish_check() const override { throw DataError("source " + std::to_string(number_) + " is bad"); }
   std::vector<ShardRecord> shards() const override { return {{"t.bin", number_, "samples", ""}}; }
-  std::string tokenizer() const override { return tokenizer_; }
+  std::string tokenizer() const override { return tokenizer_.substr(0, tokenizer_.find(' ')); }
+  std::string tokenizer_sha256() const override {
+    return tokenizer_.find(' ') == std::string::npos ? "" : tokenizer_.substr(tokenizer_.find(' ') + 1);
+  }
   std::vector<std::string> notes() const override { return {"note " + std::to_string(number_)}; }
 
  private:
@@ -155,6 +158,12 @@ TEST_CASE("mixture: what its sources say is told of all, and records tell them a
         with({"gpt2", "", "bytes"});
       },
       {"different tokenizers", "source 0: gpt2", "source 2: bytes"});
+  CHECK(with({"tokenizer.json ab", "tokenizer.json ab"}).tokenizer() == "tokenizer.json");
+  check_error(
+      [&] {
+        with({"tokenizer.json ab", "tokenizer.json cd"});
+      },
+      {"different tokenizers", "source 0: tokenizer.json, sha256 ab; source 1: tokenizer.json, sha256 cd"});
   for (const std::vector<double>& weights : std::vector<std::vector<double>>{
            {}, {1, 0}, {1, -1}, {std::nan(""), 1}, {std::numeric_limits<double>::infinity(), 1}, {1e-12, 1}})
     CHECK_THROWS_AS(mixture_of(weights), std::invalid_argument);

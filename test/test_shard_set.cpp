@@ -121,7 +121,7 @@ TEST_CASE("shard set: shards of one tokenizer with different vocabularies are no
     fs::create_directory(folder.path() / name);
     write_shard(folder.file(std::string(name) + "/t.bin"), counting(100));
   }
-  const auto open = [&] { ShardSet({.pattern = folder.file("*/t.bin"), .vocab = 1000}); };
+  const auto open = [&] { return ShardSet({.pattern = folder.file("*/t.bin"), .vocab = 1000}); };
   folder.file("a/meta.json", meta_text("x", std::string(64, '0'), "bpe", "1000"));
   folder.file("b/meta.json", meta_text("x", std::string(64, '0'), "bpe", "999"));
   check_error(open,
@@ -130,6 +130,20 @@ TEST_CASE("shard set: shards of one tokenizer with different vocabularies are no
   check_error(open, {"different tokenizers", "other"});
   folder.file("b/meta.json", meta_text("x", std::string(64, '0'), "bpe", "1000"));
   CHECK(error_of(open) == "(no error)");
+  const auto with_tokenizer = [&](const char* name, const char* tokenizer, char digit) {
+    std::string text = meta_text("x", std::string(64, '0'), tokenizer, "1000");
+    const std::string files = R"(, "tokenizer_files": [{"file": "tokenizer/tokenizer.json", "sha256": ")";
+    text.insert(text.size() - 1, files + std::string(64, digit) + "\"}]");
+    folder.file(std::string(name) + "/meta.json", text);
+  };
+  with_tokenizer("a", "tokenizer.json", 'a');
+  with_tokenizer("b", "tokenizer.json", 'b');
+  check_error(open, {"different tokenizers", std::string(64, 'a'), std::string(64, 'b')});
+  with_tokenizer("b", "tokenizer.json", 'a');
+  CHECK(open().tokenizer_sha256() == std::string(64, 'a'));
+  with_tokenizer("a", "gpt2", 'a');  // its files have several spellings
+  with_tokenizer("b", "gpt2", 'b');
+  CHECK(open().tokenizer_sha256().empty());
 }
 
 TEST_CASE(
