@@ -12,6 +12,7 @@ FLOORS = [
     "kernels",
     "data",
     "train/files",
+    "train/ranks",
     "train/config",
     "train/memory",
     "train/positions",
