@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 purpose=${1:-test}
 [[ $purpose =~ ^(quickstart|test|lint)$ ]] || { echo "setup: '$purpose': quickstart, test or lint" >&2 && exit 2; }
 
-packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev catch2 python3 python3-venv)
+packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev libasio-dev catch2 python3 python3-venv)
 [[ $purpose == lint ]] && packages+=(clang clang-format clang-tidy libclang-rt-dev libomp-dev)
 
 missing=()

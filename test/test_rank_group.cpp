@@ -1,0 +1,206 @@
+// What ranks do once they have met, here threads of one process: exchanges, votes, and how all of them end
+// when one fails.
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "test/catch.h"
+#include "test/rank_threads.h"
+#include "train/ranks/rank_group.h"
+
+using namespace goat;
+using namespace std::chrono_literals;
+using goat::test::Meeting;
+using goat::test::ranks_of;
+using goat::test::RankSetup;
+using goat::test::run_ranks;
+
+namespace {
+
+constexpr Phase training{"train"}, saving{"save", true};
+
+std::vector<RankSetup> with_limits(int size, std::chrono::milliseconds silence,
+                                   std::chrono::milliseconds progress,
+                                   std::chrono::milliseconds long_progress = 20s) {
+  std::vector<RankSetup> setups = ranks_of(size);
+  for (RankSetup& setup : setups) setup.options.limits = {50ms, silence, progress, long_progress};
+  return setups;
+}
+
+// Every rank's on_failure was called once, with this culprit, exit code and words.
+void check_failed(const std::vector<Meeting>& meetings, int rank, int code,
+                  const std::vector<std::string>& words) {
+  for (const Meeting& meeting : meetings) {
+    INFO("rank " << meeting.rank << ": " << meeting.error << meeting.said);
+    REQUIRE(meeting.failures.size() == 1);
+    CHECK(meeting.failures[0].rank == rank);
+    CHECK(meeting.failures[0].code == code);
+    CHECK_THAT(meeting.said, ContainsSubstring("rank " + std::to_string(meeting.rank) + " (host "));
+    for (const std::string& word : words) CHECK_THAT(meeting.said, ContainsSubstring(word));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("rank group: every rank gets the bytes of all, whatever their sizes and in step") {
+  const std::string large(3 << 20, 'x');
+  const auto meetings = run_ranks(ranks_of(4), [&](RankGroup& group) {
+    for (int round = 0; round < 20; ++round) {
+      const std::string own = round == 7 ? large + std::to_string(group.rank())
+                                         : std::string(static_cast<std::size_t>(group.rank()), 'a');
+      const auto parts = group.gather("round " + std::to_string(round), own);
+      if (parts.size() != 4) throw std::runtime_error("parts are missing");
+      for (std::size_t rank = 0; rank < 4; ++rank)
+        if (parts[rank] != (round == 7 ? large + std::to_string(rank) : std::string(rank, 'a')))
+          throw std::runtime_error("a part is wrong");
+    }
+    group.finish();
+  });
+  for (const Meeting& meeting : meetings) {
+    CHECK(meeting.error.empty());
+    CHECK(meeting.said.empty());
+    CHECK(meeting.failures.empty());
+  }
+}
+
+TEST_CASE("rank group: a vote names who objects, the same text everywhere; without objection it is empty") {
+  std::vector<std::string> texts(3), none(3);
+  run_ranks(ranks_of(3), [&](RankGroup& group) {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    none[rank] = group.agree("save", "");
+    texts[rank] = group.agree("save", rank ? "disk " + std::to_string(rank) + " is full" : "");
+    group.finish();
+  });
+  CHECK(none == std::vector<std::string>(3));
+  CHECK(std::set(texts.begin(), texts.end()).size() == 1);
+  CHECK_THAT(texts[0], ContainsSubstring("rank 1 (host ") && ContainsSubstring("disk 1 is full; rank 2") &&
+                           ContainsSubstring("disk 2 is full"));
+}
+
+TEST_CASE("rank group: one rank needs no connection") {
+  const auto meetings = run_ranks({{Launch{}}}, [](RankGroup& group) {
+    if (group.gather("x", "own") != std::vector<std::string>{"own"}) throw std::runtime_error("gather");
+    if (group.agree("x", "no") != name_of(group.peers()[0]) + ": no") throw std::runtime_error("agree");
+    group.watch([] { return ""; });
+    group.finish();
+    group.fail("the disk is full", 3);
+  });
+  CHECK(meetings[0].error.empty());
+  check_failed(meetings, 0, 3, {"the disk is full"});
+}
+
+TEST_CASE("rank group: a rank that fails ends all with its message and its code") {
+  const int culprit = GENERATE(0, 1, 2);
+  const auto meetings = run_ranks(ranks_of(3), [&](RankGroup& group) {
+    if (group.rank() == culprit) group.fail("shard_7.bin is damaged", 3);
+    group.gather("step", "");
+  });
+  check_failed(meetings, culprit, 3,
+               {"rank " + std::to_string(culprit) + " (host ", "shard_7.bin is damaged"});
+  for (const Meeting& meeting : meetings)
+    CHECK_THAT(meeting.error, ContainsSubstring("shard_7.bin"));  // RunFailed
+}
+
+TEST_CASE("rank group: a rank whose connection ends ends all") {
+  const int culprit = GENERATE(0, 2);
+  const auto before = std::chrono::steady_clock::now();
+  const auto meetings = run_ranks(ranks_of(3), [&](RankGroup& group) {
+    group.gather("step", "");
+    if (group.rank() != culprit) group.gather("step", "");
+  });
+  CHECK(std::chrono::steady_clock::now() - before < 3s);
+  std::vector<Meeting> others;
+  for (const Meeting& meeting : meetings)
+    if (meeting.rank != culprit) others.push_back(meeting);
+  check_failed(others, culprit, 1, {"rank " + std::to_string(culprit) + " (host ", "has ended"});
+}
+
+TEST_CASE("rank group: ranks that are at different exchanges are found at once") {
+  const auto meetings = run_ranks(ranks_of(3), [](RankGroup& group) {
+    group.gather("step", "");
+    group.gather(group.rank() == 1 ? "save" : "step", "");
+  });
+  for (const Meeting& meeting : meetings) {
+    REQUIRE(meeting.failures.size() == 1);
+    CHECK_THAT(meeting.said, ContainsSubstring("'save'") && ContainsSubstring("'step'") &&
+                                 ContainsSubstring("rank 1 (host "));
+  }
+}
+
+TEST_CASE("rank group: a rank that does not come to an exchange in time is named") {
+  const int culprit = GENERATE(0, 1);
+  const auto meetings = run_ranks(ranks_of(3), [&](RankGroup& group) {
+    group.enter(training);
+    if (group.rank() == culprit) {
+      std::this_thread::sleep_for(1500ms);
+      group.gather("save", "");
+    } else {
+      group.gather("save", "", 400ms);
+    }
+  });
+  check_failed(meetings, culprit, 1,
+               {"rank " + std::to_string(culprit) + " did not come to 'save' within 400 ms"});
+}
+
+TEST_CASE("rank group: alive without progress, all end, and each rank's place is told") {
+  const auto meetings = run_ranks(with_limits(3, 20s, 500ms), [](RankGroup& group) {
+    group.enter(training);
+    group.at(7);
+    group.enqueued(group.rank() == 2 ? 12 : 13);
+    group.finished(12);
+    group.gather("step", "");
+    if (group.rank() == 2) std::this_thread::sleep_for(1500ms);
+    group.gather("step", "");
+  });
+  check_failed(meetings, 2, 1,
+               {"no rank has got on for 500 ms", "step 7, train, collective 12 of 13", "rank 2 is behind"});
+}
+
+TEST_CASE("rank group: progress, or a phase that may take long, holds the judgement off") {
+  const auto meetings = run_ranks(with_limits(2, 20s, 400ms), [](RankGroup& group) {
+    group.enter(training);
+    for (int step = 1; step <= 8; ++step) {
+      if (group.rank() == 1) group.at(step);  // one rank gets on: the other may wait for it
+      std::this_thread::sleep_for(100ms);
+    }
+    if (group.rank() == 0) group.enter(saving);
+    std::this_thread::sleep_for(800ms);
+    group.finish();
+  });
+  for (const Meeting& meeting : meetings) CHECK((meeting.error.empty() && meeting.said.empty()));
+}
+
+TEST_CASE("rank group: trouble that shows only when asked for ends all") {
+  const auto meetings = run_ranks(ranks_of(2), [](RankGroup& group) {
+    if (group.rank() == 1) group.watch([] { return "NCCL: remote error"; });
+    group.gather("step", "");
+    std::this_thread::sleep_for(300ms);
+    group.gather("step", "");
+  });
+  check_failed(meetings, 1, 1, {"rank 1 (host ", "NCCL: remote error"});
+}
+
+TEST_CASE("rank group: ranks may leave at different times after the orderly end") {
+  for (int repetition = 0; repetition < 5; ++repetition) {
+    const auto meetings = run_ranks(ranks_of(3), [](RankGroup& group) {
+      group.finish();
+      std::this_thread::sleep_for(group.rank() * 60ms);
+    });
+    for (const Meeting& meeting : meetings) CHECK((meeting.error.empty() && meeting.said.empty()));
+  }
+}
+
+TEST_CASE("rank group: impossible limits and parts are refused") {
+  RankSetup setup{Launch{}};
+  setup.options.limits.heartbeat_timeout = setup.options.limits.beat_interval;
+  CHECK_THAT(run_ranks({setup}, [](RankGroup&) {})[0].error, ContainsSubstring("heartbeat_timeout"));
+  const std::string huge(most_gathered / 2 + 1, 'x');
+  const auto meetings = run_ranks(ranks_of(2), [&](RankGroup& group) {
+    if (group.rank() == 1) group.gather("step", huge);
+  });
+  CHECK_THAT(meetings[1].error, ContainsSubstring("at most"));
+}

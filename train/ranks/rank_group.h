@@ -1,0 +1,102 @@
+// The ranks of a run: how they meet, exchange small things on the host, and how all of them end when one
+// fails.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/ranks/judge.h"
+#include "train/ranks/launch.h"
+#include "train/ranks/peer.h"
+#include "train/ranks/wire.h"
+
+namespace goat {
+
+struct RankGroupOptions {
+  std::chrono::milliseconds start_timeout{300'000};
+  std::chrono::milliseconds announce_interval{10'000};  // whom the start waits for
+  std::chrono::milliseconds refusal_time{3'000};  // rank 0, after a refusal: to tell those who come later
+  RankLimits limits;
+  std::function<void(const std::string& line)> say;  // where nothing is given: a line on stderr
+  // Called on the watchdog's thread once the run has failed and every rank that can be reached knows it.
+  // Where nothing is given: _exit with the failure's code, without destructors, which might wait for other
+  // ranks.
+  std::function<void(const Failure&)> on_failure;
+  Peer self = this_process();  // its rank is the launch's
+};
+
+// A wait for the other ranks that ended because the run has failed (only where on_failure returned).
+struct RunFailed : std::runtime_error {
+  explicit RunFailed(const Failure& why) : std::runtime_error(why.reason), failure(why) {}
+  Failure failure;
+};
+
+// A part of a run, for the messages and for how long it may take without progress.
+struct Phase {
+  const char* name;
+  bool may_take_long = false;  // saving, compiling: long_progress_timeout counts
+};
+
+class Watchdog;
+
+// One an process. Its calls come from one thread, apart from at(), enter(), enqueued(), finished() and
+// fail(), which any thread may call at any time. A watchdog thread holds the connections, and sends and hears
+// the heartbeats; rank 0 judges. The failure of a rank ends all ranks.
+class RankGroup {
+ public:
+  // Meets the other ranks. Throws RanksError where they do not come or do not belong together. `fields` must
+  // be the same in all ranks (or differ, by their rules), such as the commit and the config's text.
+  RankGroup(const Launch& launch, std::vector<Field> fields, RankGroupOptions options = {});
+  // Without finish() the connections just end, which the others take for a failure.
+  ~RankGroup();
+  RankGroup(const RankGroup&) = delete;
+  RankGroup& operator=(const RankGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  const std::vector<Peer>& peers() const { return peers_; }
+
+  // Every rank's bytes, by rank. All ranks must call with the same `what`, in the same order; a rank that
+  // does not come within `limit` ends the run. At most most_gathered bytes together.
+  std::vector<std::string> gather(std::string_view what, std::string_view bytes,
+                                  std::chrono::milliseconds limit = std::chrono::minutes(10));
+
+  // A vote: empty if no rank objects, else the objections with their ranks. The same text on all ranks.
+  std::string agree(std::string_view what, std::string_view objection);
+
+  // What the heartbeats tell: the step, the phase (which must outlive this), the last collective that was
+  // enqueued and the last that has finished.
+  void at(std::int64_t step) { step_ = step; }
+  void enter(const Phase& phase) { phase_ = &phase; }
+  void enqueued(std::uint64_t collective) { enqueued_ = collective; }
+  void finished(std::uint64_t collective) { finished_ = collective; }
+
+  // Called at each heartbeat, on the watchdog's thread; a text that is not empty ends the run with it. For
+  // errors that only show when asked for.
+  void watch(std::function<std::string()> trouble);
+
+  // This rank cannot go on: tells all, which end with `code`. Returns only where on_failure does.
+  void fail(const std::string& reason, int code);
+
+  // The orderly end: waits for all ranks, after which connections may close.
+  void finish();
+
+ private:
+  Beat beat() const;
+
+  int rank_;
+  std::vector<Peer> peers_;
+  RankGroupOptions options_;
+  std::atomic<std::int64_t> step_{0};
+  std::atomic<const Phase*> phase_;
+  std::atomic<std::uint64_t> enqueued_{0}, finished_{0};
+  std::unique_ptr<Watchdog> watchdog_;  // none for one rank
+};
+
+}  // namespace goat
