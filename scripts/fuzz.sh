@@ -17,9 +17,10 @@ declare -A sources=(
   [tokenizer]="data/bpe_tokenizer.cpp data/gpt2_tokenizer.cpp data/tokenizer_json.cpp data/byte_alphabet.cpp
                data/byte_pairs.cpp data/text_pattern.cpp data/pattern_translation.cpp data/unicode_additions.cpp
                data/nfc.cpp data/parsed_json.cpp data/utf8.cpp"
+  [hello]="train/ranks/wire.cpp train/ranks/peer.cpp train/ranks/hello_check.cpp"
 )
 
-targets=(config safetensors manifest shard shard_meta tokenizer)
+targets=(config safetensors manifest shard shard_meta tokenizer hello)
 
 build() {
   # shellcheck disable=SC2086  # the list is meant to split
