@@ -175,8 +175,13 @@ TEST_CASE("rank group: progress, or a phase that may take long, holds the judgem
 }
 
 TEST_CASE("rank group: trouble that shows only when asked for ends all") {
-  const auto meetings = run_ranks(ranks_of(2), [](RankGroup& group) {
-    if (group.rank() == 1) group.watch([] { return "NCCL: remote error"; });
+  const bool thrown = GENERATE(false, true);
+  const auto meetings = run_ranks(ranks_of(2), [&](RankGroup& group) {
+    if (group.rank() == 1)
+      group.watch([thrown]() -> std::string {
+        if (thrown) throw std::runtime_error("NCCL: remote error");
+        return "NCCL: remote error";
+      });
     group.gather("step", "");
     std::this_thread::sleep_for(300ms);
     group.gather("step", "");

@@ -187,6 +187,23 @@ TEST_CASE("rendezvous: strangers are dropped whatever they send, and hold nobody
   ::close(half);
 }
 
+TEST_CASE("rendezvous: a connection that says nothing is dropped after hello_timeout") {
+  std::vector<RankSetup> setups = ranks_of(2);
+  setups[0].options.hello_timeout = 200ms;
+  setups[1].late = 600ms;
+  bool dropped = false;
+  std::thread stranger([&, port = setups[0].launch.port] {
+    const int socket = connect_to(port);
+    dropped = is_dropped(socket);
+    ::close(socket);
+  });
+  const std::vector<Meeting> meetings = meet(setups);
+  stranger.join();
+  CHECK(dropped);
+  CHECK((meetings[0].met && meetings[1].met));
+  CHECK_THAT(meetings[0].said, ContainsSubstring("said nothing"));
+}
+
 TEST_CASE("rendezvous: a rank of another protocol is told both") {
   const std::vector<RankSetup> setups = ranks_of(2);
   std::vector<Meeting> first;

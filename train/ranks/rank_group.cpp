@@ -38,6 +38,7 @@ RankGroup::RankGroup(const Launch& launch, std::vector<Field> fields, RankGroupO
   RendezvousOptions rendezvous;
   rendezvous.start_timeout = options_.start_timeout;
   rendezvous.announce_interval = options_.announce_interval;
+  rendezvous.hello_timeout = options_.hello_timeout;
   rendezvous.refusal_time = options_.refusal_time;
   rendezvous.say = options_.say;
   const Hello hello{launch.job, launch.size, options_.self, std::move(fields)};

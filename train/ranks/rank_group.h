@@ -21,6 +21,7 @@ namespace goat {
 struct RankGroupOptions {
   std::chrono::milliseconds start_timeout{300'000};
   std::chrono::milliseconds announce_interval{10'000};  // whom the start waits for
+  std::chrono::milliseconds hello_timeout{10'000};      // rank 0, for a connection that says nothing
   std::chrono::milliseconds refusal_time{3'000};  // rank 0, after a refusal: to tell those who come later
   RankLimits limits;
   std::function<void(const std::string& line)> say;  // where nothing is given: a line on stderr

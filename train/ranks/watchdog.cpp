@@ -109,15 +109,22 @@ void Watchdog::check(Clock::time_point now) {
     gather_began_ = now;
     return;
   }
-  if (trouble_)
-    if (const std::string trouble = trouble_(); !trouble.empty())
-      return end({rank_, own_name() + ": " + trouble});
+  if (const std::string trouble = ask_for_trouble(); !trouble.empty())
+    return end({rank_, own_name() + ": " + trouble});
   for (std::size_t from = 0; from < meeting_.connections.size(); ++from)
     if (meeting_.connections[from])
       if (const auto silent = judge_.silent(static_cast<int>(from), now)) return end(*silent);
   if (rank_ != 0) return;
   check_gather(now);
   if (const auto stuck = judge_.stuck(now)) end(*stuck);
+}
+
+std::string Watchdog::ask_for_trouble() const {
+  try {
+    return trouble_ ? trouble_() : "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
 }
 
 std::string Watchdog::own_name() const { return name_of(meeting_.peers[static_cast<std::size_t>(rank_)]); }

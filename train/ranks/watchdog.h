@@ -53,6 +53,7 @@ class Watchdog {
   bool settled() const;
   void settle(int patience);  // ends what is to end, at the latest after so many glances
   void close();
+  std::string ask_for_trouble() const;
   std::string own_name() const;
 
   std::unique_ptr<asio::io_context> io_;
