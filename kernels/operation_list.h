@@ -34,4 +34,6 @@
   X(GradientNorm, gradient_norm)                         \
   X(AdamW, adamw)                                        \
   X(Fill, fill)                                          \
-  X(Cast, cast)
+  X(Cast, cast)                                          \
+  X(SumParts, sum_parts)                                 \
+  X(WeightsHash, weights_hash)

@@ -378,4 +378,18 @@ void check(const Cast& op) {
   s.elementwise("out", op.out, real);
 }
 
+void check(const SumParts& op) {
+  Signature s("sum_parts");
+  s.strided("parts", op.parts, f32, {"N", "n"});
+  s.contiguous("out", op.out, f32, {"n"});
+  s.require(s["N"] >= 1 && s["N"] <= SumParts::most_parts, "1 <= N <= 1024", {"N"});
+}
+
+void check(const WeightsHash& op) {
+  Signature s("weights_hash");
+  s.given("hash", op.hash);
+  s.elementwise("x", op.x, real);
+  s.scalar("first_element", op.first_element, op.first_element >= 0, "at least 0");
+}
+
 }  // namespace goat

@@ -433,6 +433,29 @@ struct Cast {
   Tensor x;    // f32 or bf16
 };
 
+// ------------------------------------------------------------------------------------------------- replicas
+// out[i] = sum over p of parts[p, i] in fp32, in the binary-counter tree over p: the sum of N parts is the
+// sum of the first P plus the sum of the others, P the largest power of two below N, and the sum of one part
+// is that part. N = 7: ((0+1) + (2+3)) + ((4+5) + 6). So every 2^k parts that begin at a multiple of 2^k may
+// be added elsewhere first, and every device gives the same bits (a NaN's payload apart).
+struct SumParts {
+  static constexpr std::int64_t most_parts = 1024;
+  Tensor out;    // f32 [n]; one of the parts, or memory that no part overlaps
+  Tensor parts;  // strided f32 [N, n], 1 <= N <= most_parts
+};
+
+// *hash += sum over i of mix(bits of x[i] + (first_element + i) 0x9E3779B97F4A7C15), all modulo 2^64, where
+// mix is the bijection of SplitMix64 (Steele et al. 2014):
+//   z <- (z ^ z >> 30) 0xBF58476D1CE4E5B9,  z <- (z ^ z >> 27) 0x94D049BB133111EB,  z ^ z >> 31.
+// The sum depends on no order, and the hashes of a tensor's pieces add up to that of the whole. If one
+// element differs in any bit, the hash always differs; other differences, elements in another order among
+// them, go unnoticed with probability 2^-64.
+struct WeightsHash {
+  std::uint64_t* hash = nullptr;  // in device memory, 8-byte aligned, +=
+  Tensor x;                       // f32 or bf16, any shape
+  std::int64_t first_element = 0;
+};
+
 // The operation's name in messages: "embedding_forward".
 #define GOAT_NAME_OPERATION(Operation, name) \
   constexpr const char* name_of(const Operation&) { return #name; }

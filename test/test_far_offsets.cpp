@@ -155,6 +155,24 @@ TEST_CASE("embedding: rows of the table beyond 2^31 elements are read and added 
   });
 }
 
+TEST_CASE("sum parts: parts beyond 2^31 elements are added in their place") {
+  for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
+    if (dtype != DType::f32) return;
+    for (const Index width : {64, 21})
+      for (const Index count : {3, 17}) {
+        const Index stride = (count == 3 ? far : far / 8) + 64;
+        UntouchedMemory memory(device, (count * stride + width) * static_cast<Index>(sizeof(float)));
+        const auto near = Operand::normal(device, rng, {count, width}, "parts");
+        const Tensor parts = memory.view(dtype, 0, {count, width}, {stride, 1}, "parts");
+        copy_values(parts, near);
+        const Operand want(device, dtype, {width}, "want");
+        device.run(SumParts{want, near});
+        device.run(SumParts{parts.select(0, count - 1), parts});
+        CHECK(same_values(parts.select(0, count - 1), want));
+      }
+  });
+}
+
 TEST_CASE("swiglu: rows beyond 2^31 elements are those of their own row") {
   for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
     const Index N = 3, stride = far / 2 + 64;

@@ -564,6 +564,30 @@ TEST_CASE("operand checks: optimizer") {
   CHECK(complaint(adamw(), [](AdamW& op) { op.grad = bf16({9}); }) == "adamw: grad [9] bf16: expected f32");
 }
 
+TEST_CASE("operand checks: parts of a sum, and what is hashed") {
+  const SumParts sum{f32({9}), f32({4, 9})};
+  CHECK(complaint(sum) == "");
+  CHECK(complaint(SumParts{f32({9}), f32({4, 12}).slice(1, 3, 9)}) == "");
+  CHECK(complaint(SumParts{f32({0}), f32({1024, 0})}) == "");
+  CHECK(complaint(SumParts{f32({9}), f32({0, 9})}) == "sum_parts: expected 1 <= N <= 1024 (N = 0 in parts)");
+  CHECK(complaint(SumParts{f32({9}), f32({1025, 9})}) ==
+        "sum_parts: expected 1 <= N <= 1024 (N = 1025 in parts)");
+  CHECK(complaint(sum, [](SumParts& op) { op.out = f32({8}); }) ==
+        "sum_parts: out [8] f32: expected shape [n] = [9] (n = 9 in parts)");
+  CHECK(complaint(sum, [](SumParts& op) {
+          op.parts = bf16({4, 9});
+        }) == "sum_parts: parts [4, 9] bf16: expected f32");
+  std::uint64_t memory_of_hash = 0;
+  const WeightsHash hash{&memory_of_hash, f32({2, 3})};
+  CHECK(complaint(hash) == "");
+  CHECK(complaint(hash, [](WeightsHash& op) { op.x = bf16({5}); }) == "");
+  CHECK(complaint(hash, [](WeightsHash& op) { op.hash = nullptr; }) == "weights_hash: hash is missing");
+  CHECK(complaint(hash, [](WeightsHash& op) { op.x = i32({5}); }) ==
+        "weights_hash: x [5] i32: expected f32 or bf16");
+  CHECK(complaint(hash, [](WeightsHash& op) { op.first_element = -1; }) ==
+        "weights_hash: first_element = -1: expected at least 0");
+}
+
 TEST_CASE("operand checks: no tokens are allowed") {
   CHECK(complaint(EmbeddingForward{f32({0, 4}), i32({0}), f32({10, 4})}) == "");
   CHECK(complaint(LinearForward{f32({0, 3}), f32({0, 4}), f32({3, 4}), {}}) == "");

@@ -125,5 +125,7 @@ Work work_of(const AdamW& op) {
 }
 Work work_of(const Fill& op) { return {0, bytes_of({op.out})}; }
 Work work_of(const Cast& op) { return {0, bytes_of({op.out, op.x})}; }
+Work work_of(const SumParts& op) { return {0, bytes_of({op.out, op.parts})}; }
+Work work_of(const WeightsHash& op) { return {0, bytes_of({op.x})}; }
 
 }  // namespace goat
