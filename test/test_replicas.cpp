@@ -16,6 +16,7 @@ using goat::SumParts;
 using goat::Tensor;
 using goat::WeightsHash;
 using goat::test::Operand;
+using goat::test::reduced;
 using goat::test::Rng;
 
 namespace {
@@ -116,6 +117,7 @@ TEST_CASE("sum parts: adds in the binary-counter tree, to the bit, for any numbe
     for (const Index count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 23, 31, 100, 1024})
       for (const Index width : sizes) {
         if (count > 31 && width > 63) continue;
+        if (reduced() && count > 9 && width != 3) continue;
         INFO("N = " << count << ", n = " << width);
         const Operand parts = random_parts(device, rng, count, width),
                       out(device, DType::f32, {width}, "out");
@@ -134,8 +136,8 @@ TEST_CASE("sum parts: adds in the binary-counter tree, to the bit, for any numbe
 
 TEST_CASE("sum parts: whole subtrees may be added first") {
   on_every_device([](const std::string&, Device& device, Rng& rng) {
-    const Index width = 301;
-    for (const Index count : {4, 6, 8, 12, 16, 24, 40})
+    const Index width = 101;
+    for (const Index count : {4, 6, 8, 12, 16, 40})
       for (Index subtree = 2; count % subtree == 0; subtree *= 2) {
         INFO("N = " << count << " from sums of " << subtree);
         const Operand parts = random_parts(device, rng, count, width);
