@@ -109,8 +109,11 @@ evaluate() {
     return
   fi
   say "evaluating $run"
-  for ((i = 0; i + 1 < ${#trainer[@]}; ++i)); do
-    [[ ${trainer[i]} != --device ]] || device=(--device "${trainer[i + 1]}")
+  for ((i = 0; i < ${#trainer[@]}; ++i)); do
+    case ${trainer[i]} in
+      --device) device=(--device "${trainer[i + 1]}") ;;
+      --device=*) device=("${trainer[i]}") ;;
+    esac
   done
   "$root/train_gpt_goat" eval --checkpoint "$run" --lengths "$lengths" --json "$run/eval.json" "${@:3}" "${device[@]}"
 }
