@@ -255,48 +255,21 @@ heads = 8
 width = 512
 vocab = 5  # A C G N T
 
-[prior]
-pos_rank = 2
-abs_rank = 8
-init = "zero"
-
-[data]
-source = "shards"
-train = "data/genome/train_*.bin"
-val = "data/genome/val_*.bin"
-seq_len = 1024
-block = "crop"
-record_tokens = 6000
-
-[train]
-steps = 1000
-batch = 8
-lr = 3e-4
-min_lr = 3e-5
-warmup = 100
-beta1 = 0.9
-beta2 = 0.999
-weight_decay = 0.1
-clip = 1.0
-
-[eval]
-interval = 100
-tokens = 1048576
-
-[log]
-interval = 10
 )";
 
 constexpr const char* genome_125m =
-    R"(# The human genome at the published depth and width: 84M parameters (the paper's
-# 125M count a larger vocabulary). The schedule is our choice.
+    R"(# The human genome at the published depth and width, which make 84M parameters with 5 tokens. The
+# schedule is our choice.
 [model]
 layers = 12
 heads = 12
 width = 768
 vocab = 5  # A C G N T
 
-[prior]
+)";
+
+// What both genome models share.
+constexpr const char* genome = R"([prior]
 pos_rank = 2
 abs_rank = 8
 init = "zero"
@@ -349,10 +322,11 @@ const std::vector<Preset>& presets() {
       {"c4_125m", "the published 125M GPT on C4 (data/c4), T = 2048, 4.0e9 tokens", c4_125m},
       {"fineweb_1b", "the published 1.2B Llama-style GPT on FineWeb (data/fineweb), T = 2048, 3.15e9 tokens",
        fineweb_1b},
-      {"genome_25m", "25M GPT on the human genome (data/genome), T = 1024, 1,000 steps", genome_25m},
+      {"genome_25m", "25M GPT on the human genome (data/genome), T = 1024, 1,000 steps",
+       std::string(genome_25m) + genome},
       {"genome_125m",
        "GPT of 125M size (84M with 5 tokens) on the human genome (data/genome), T = 1024, 1,000 steps",
-       genome_125m},
+       std::string(genome_125m) + genome},
   };
   return all;
 }
