@@ -14,13 +14,13 @@
 
 #include "kernels/prior_setup.h"
 #include "train/commands/analysis_report.h"
-#include "train/eval/evaluation_data.h"
-#include "train/speed/slow_work.h"
 #include "train/config/counted.h"
+#include "train/eval/evaluation_data.h"
 #include "train/files/files.h"
 #include "train/files/json_file.h"
 #include "train/files/npy.h"
 #include "train/run/trained_model.h"
+#include "train/speed/slow_work.h"
 
 namespace goat {
 

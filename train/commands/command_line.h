@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "train/commands/analyze.h"
-#include "train/eval/evaluate.h"
 #include "train/commands/sample.h"
+#include "train/eval/evaluate.h"
 
 namespace goat {
 
