@@ -163,11 +163,11 @@ TEST_CASE("lost ranks: different calls are an error on all ranks, which names bo
   };
   for (const auto& [call, text] : others) {
     const std::string name = segment_name();
-    ForkedRanks ranks(3, [&](int rank) {
+    ForkedRanks ranks(3, [&, &other = call](int rank) {
       SharedExchange exchange(setup_of(name, rank, 3));
       const auto device = open_device("cpu");
       exchange.barrier();
-      return told([&] { (rank == 1 ? call : gather8)(exchange, *device); });
+      return told([&] { (rank == 1 ? other : gather8)(exchange, *device); });
     });
     for (int r = 0; r < 3; ++r) {
       const std::string report = ranks.report(r);

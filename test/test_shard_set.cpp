@@ -194,8 +194,8 @@ TEST_CASE(
       {good, good + "}"}};
   for (const auto& [old, changed] : damages) {
     CAPTURE(old, changed);
-    check_error([&] { read_back(with(old, changed)); },
-                {folder.file("meta.json"), "describes the shards", "remove it"});
+    const std::string text = with(old, changed);
+    check_error([&] { read_back(text); }, {folder.file("meta.json"), "describes the shards", "remove it"});
   }
   CHECK(error_of([&] { read_back(with("dna", "\\u001b[31m")); }).find('\x1b') == std::string::npos);
   for (const char* key : {"tokenizer", "vocab", "end_of_text", "shards"})
