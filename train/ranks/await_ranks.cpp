@@ -252,7 +252,7 @@ class Awaiting : public std::enable_shared_from_this<Awaiting> {
 
   void end_after(Clock::duration time, std::function<void()> call) {
     deadline_.expires_after(time);
-    deadline_.async_wait([self = shared_from_this(), call](const std::error_code& error) {
+    deadline_.async_wait([self = shared_from_this(), call = std::move(call)](const std::error_code& error) {
       if (!error && !self->over_) call();
     });
   }
