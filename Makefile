@@ -4,6 +4,7 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 CMAKE_FLAGS ?=
 SECONDS ?= 60
+NO_TIDY ?=
 # make CUDA=ON|OFF|AUTO SIMT=ON|OFF ARCHITECTURES="80;90a". What is not given stays as the build folder has it; in a new one CUDA is AUTO (built where
 # there is nvcc and a GPU answers), SIMT is OFF, ARCHITECTURES are those of the GPUs here.
 CUDA :=
@@ -67,13 +68,13 @@ fuzz:  ## fuzz the readers of untrusted files, SECONDS=60 each
 	scripts/fuzz.sh $(SECONDS)
 
 lint: SIMT := ON
-lint:  ## clang-format on everything, clang-tidy on what the build compiles, without changing anything
+lint:  ## clang-format on everything, clang-tidy on what the build compiles (but NO_TIDY='test/%'), without changing anything
 	scripts/setup.sh lint
 	clang-format --dry-run --Werror $(SOURCES)
 	$(CONFIGURE)
 	mkdir -p $(BUILD)/tidy  # clang knows not every option that GCC is given
 	sed -E 's/ -fno-(crossjumping|tree-tail-merge)//g' $(BUILD)/compile_commands.json > $(BUILD)/tidy/compile_commands.json
-	printf '%s\n' $(filter-out dev/% test/fuzz/%,$(filter %.cpp,$(SOURCES))) | xargs -P $(JOBS) -n 2 clang-tidy --quiet -p $(BUILD)/tidy --extra-arg=-Wno-unknown-warning-option
+	printf '%s\n' $(filter-out dev/% test/fuzz/% $(NO_TIDY),$(filter %.cpp,$(SOURCES))) | xargs -P $(JOBS) -n 2 clang-tidy --quiet -p $(BUILD)/tidy --extra-arg=-Wno-unknown-warning-option
 
 format:  ## clang-format everything in place
 	scripts/setup.sh lint
