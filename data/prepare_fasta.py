@@ -19,7 +19,8 @@ from prepare_arguments import (
 )
 from prepare_progress import Progress
 from prepare_shards import ShardFolder
-from prepare_storage import BLOCK_BYTES, damage_named, decompressed, matching_files
+from prepare_sources import damage_named
+from prepare_storage import BLOCK_BYTES, decompressed, matching_files
 
 DESCRIPTION = (
     "Cuts the contigs of FASTA files into sequences of one length and writes FOLDER/train_000000.bin ..., "

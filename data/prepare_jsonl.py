@@ -5,7 +5,8 @@ import json
 
 from console import DataError, some
 from prepare_documents import END
-from prepare_storage import NULL_TEXT, StoredDocuments, damage_named, decompressed, in_pieces
+from prepare_sources import damage_named
+from prepare_storage import NULL_TEXT, StoredDocuments, decompressed, in_pieces
 
 LONGEST_LINE = 1 << 28  # bytes
 

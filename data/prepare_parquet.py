@@ -22,7 +22,7 @@ class ParquetFile(StoredDocuments):
             raise DataError(f"{self.name}: {problem}")
         row = 0
         with io.BufferedReader(self.stored.open(), BLOCK_BYTES) as stored:
-            with damage_named(lambda: f"{self.name}: not a whole Parquet file"):
+            with arrow_damage_named(lambda: f"{self.name}: not a whole Parquet file"):
                 file = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=BLOCK_BYTES)
                 self._check_column(file.schema_arrow)
             reported = 0
@@ -71,7 +71,7 @@ class ParquetFile(StoredDocuments):
         return min(max(BATCH_BYTES * about.num_rows // max(sum(sizes), 1), 1), BATCH_ROWS)
 
     def _next(self, batches, row):
-        with damage_named(lambda: f"{self.name}, after row {row}: damaged"):
+        with arrow_damage_named(lambda: f"{self.name}, after row {row}: damaged"):
             return next(batches, None)
 
     def _texts(self, column, row, findings):
@@ -107,7 +107,7 @@ def as_bytes(column):
 
 
 @contextlib.contextmanager
-def damage_named(problem):
+def arrow_damage_named(problem):
     """What pyarrow says of a damaged file, as a DataError with problem() in front."""
     import pyarrow
 

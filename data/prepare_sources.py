@@ -1,6 +1,7 @@
 """The text files of prepare.py, read in blocks, and what is unusual about the text in them."""
 
 import codecs
+import contextlib
 import gzip
 import hashlib
 import os
@@ -133,11 +134,24 @@ def stored_size(name):
     return os.path.getsize(name) if name != STANDARD_INPUT and os.path.isfile(name) else None
 
 
+@contextlib.contextmanager
+def damage_named(place):
+    """Errors of reading and decompressing, as a DataError that says how far it came: place()."""
+    try:
+        yield
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{place()}: cannot read it: {error.strerror}") from None
+        cut = isinstance(error, EOFError) or "Truncated" in str(error)
+        damage = "is cut short" if cut else f"is damaged ({error})"
+        raise DataError(f"{place()}: the compressed data {damage}: copy or download the file again") from None
+
+
 def raw_blocks(name, progress):
     """The bytes of a source, decompressed; all blocks but the last have READ_BYTES. progress(n) is told of
     bytes as they are stored."""
     compressed, size = name.endswith(".gz"), stored_size(name)
-    try:
+    with damage_named(lambda: name):
         if compressed and size == 0:
             raise EOFError
         with open(0 if name == STANDARD_INPUT else name, "rb", closefd=name != STANDARD_INPUT) as file:
@@ -148,11 +162,6 @@ def raw_blocks(name, progress):
                 progress(position - before)
                 before = position
                 yield block
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        damage = "is cut short" if isinstance(error, EOFError) else f"is damaged ({error})"
-        raise DataError(f"{name}: the compressed data {damage}: copy or download the file again") from None
-    except OSError as error:
-        raise DataError(f"{name}: cannot read it: {error.strerror}") from None
 
 
 def refuse_other_formats(name, head):

@@ -1,16 +1,14 @@
 """The stored bytes of prepare.py's files of documents: on this disk, and what a compressed one holds."""
 
-import contextlib
 import glob
 import gzip
 import io
 import os
-import zlib
 from collections import Counter
 
 from console import DataError, UsageError
 from prepare_documents import DocumentFile
-from prepare_sources import refuse_other_formats, stored_size
+from prepare_sources import damage_named, refuse_other_formats, stored_size
 
 BLOCK_BYTES = 1 << 20
 PIECE_CHARACTERS = 1 << 20
@@ -39,23 +37,16 @@ class LocalReader(io.FileIO):
     """Says of a file that cannot be read which one it is."""
 
     def __init__(self, path, progress):
-        with self.errors_named(path):
+        with damage_named(lambda: path):
             super().__init__(path, "rb")
         self.progress = progress
 
     def readinto(self, buffer):
-        with self.errors_named(self.name):
+        with damage_named(lambda: self.name):
             size = super().readinto(buffer)
         if self.progress:
             self.progress(size)
         return size
-
-    @contextlib.contextmanager
-    def errors_named(self, path):
-        try:
-            yield
-        except OSError as error:
-            raise DataError(f"{path}: cannot read it: {error.strerror}") from None
 
 
 class StoredDocuments(DocumentFile):
@@ -87,17 +78,6 @@ def decompressed(stored, progress):
         raise DataError(f"{stored.name}: is a Parquet file; use prepare.py parquet")
     refuse_other_formats(stored.name, head)
     return file
-
-
-@contextlib.contextmanager
-def damage_named(place):
-    """Errors of decompression, as a DataError that says how far the file could be read: place()."""
-    try:
-        yield
-    except (EOFError, OSError, zlib.error) as error:
-        cut = isinstance(error, EOFError) or "Truncated" in str(error)
-        damage = "is cut short" if cut else f"is damaged ({error})"
-        raise DataError(f"{place()}: the compressed data {damage}: copy or download the file again") from None
 
 
 def in_pieces(text):

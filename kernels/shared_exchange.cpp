@@ -236,8 +236,8 @@ void SharedExchange::run(const Call& call, std::size_t chunk, const Fill& fill, 
     if (const std::size_t count = part(call.bytes, first, chunk)) fill(first, count);
     next_round(call);
     if (first == 0) longest = compare(call);
-    for (int step = 1; step < size_;
-         ++step) {  // each begins with its neighbour, so that all read from others
+    // Each begins with its neighbour, so that all read from others.
+    for (int step = 1; step < size_; ++step) {
       const int from = (rank_ + step) % size_;
       if (const std::size_t count = part(bytes_[static_cast<std::size_t>(from)], first, chunk))
         drain(from, first, count);
@@ -283,8 +283,9 @@ std::uint64_t SharedExchange::compare(const Call& call) {
   return longest;
 }
 
-// ------------------------------------------------------------------------------------------------- lost
-// ranks A rank may have posted and ended since it was found missing: so that is read again.
+// ----------------------------------------------------------------------------------------- lost ranks
+
+// A rank may have posted and ended since it was found missing: so that is read again.
 void SharedExchange::look_after_missing(const Call& call) {
   for (int r = 0; r < size_; ++r) {
     if (has_posted(r)) continue;

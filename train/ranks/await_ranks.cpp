@@ -23,10 +23,6 @@ using asio::ip::tcp;
 constexpr std::size_t most_visitors = 256;  // connections that have not said who they are, beside the ranks
 constexpr int most_notes = 5;
 
-std::string seconds(std::chrono::steady_clock::duration time) {
-  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
-}
-
 // Held by its own pending calls, which come after over_ too.
 class Awaiting : public std::enable_shared_from_this<Awaiting> {
  public:
@@ -246,7 +242,8 @@ class Awaiting : public std::enable_shared_from_this<Awaiting> {
 
   void say_whom() {
     options_.say(name_of(hellos_[0]->peer) + " waits for " + whom() + ", for " +
-                 seconds(Clock::now() - began_) + " so far, at most " + seconds(options_.start_timeout));
+                 whole_seconds(Clock::now() - began_) + " so far, at most " +
+                 whole_seconds(options_.start_timeout));
     announce();
   }
 
@@ -259,7 +256,7 @@ class Awaiting : public std::enable_shared_from_this<Awaiting> {
 
   void time_is_up() {
     fail({missing().front(), name_of(hellos_[0]->peer) + ": " + whom() + " did not come within " +
-                                 seconds(options_.start_timeout) + turned_away_});
+                                 whole_seconds(options_.start_timeout) + turned_away_});
   }
 
   // Everyone who is there is told, and those who come within refusal_time.
@@ -303,6 +300,10 @@ class Awaiting : public std::enable_shared_from_this<Awaiting> {
 };
 
 }  // namespace
+
+std::string whole_seconds(std::chrono::steady_clock::duration time) {
+  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
+}
 
 Meeting await_ranks(asio::io_context& io, const Launch& launch, const Hello& hello,
                     const RendezvousOptions& options) {

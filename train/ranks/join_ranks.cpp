@@ -15,10 +15,6 @@ namespace {
 using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
-std::string seconds(Clock::duration time) {
-  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
-}
-
 // Held by its own pending calls, which come after over_ too.
 class Joining : public std::enable_shared_from_this<Joining> {
  public:
@@ -134,7 +130,8 @@ class Joining : public std::enable_shared_from_this<Joining> {
 
   void say_whom() {
     options_.say(name_of(hello_.peer) + " waits for " + where() + " (" + trouble_ + "), for " +
-                 seconds(Clock::now() - began_) + " so far, at most " + seconds(options_.start_timeout));
+                 whole_seconds(Clock::now() - began_) + " so far, at most " +
+                 whole_seconds(options_.start_timeout));
     announce();
   }
 
@@ -147,7 +144,7 @@ class Joining : public std::enable_shared_from_this<Joining> {
 
   void time_is_up() {
     fail({0, name_of(hello_.peer) + ": " + where() + " did not answer within " +
-                 seconds(options_.start_timeout) + " (" + trouble_ +
+                 whole_seconds(options_.start_timeout) + " (" + trouble_ +
                  "): is it running, and is MASTER_ADDR its host?"});
   }
 

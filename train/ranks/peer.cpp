@@ -10,7 +10,7 @@
 
 namespace goat {
 
-Peer this_process() {
+Peer own_peer() {
   Peer peer;
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) == 0) peer.host = host.data();

@@ -14,7 +14,7 @@ struct Peer {
   int node = 0, local_rank = 0;  // nodes are numbered as their first ranks are
 };
 
-Peer this_process();                    // rank, node and local_rank are 0
+Peer own_peer();                        // rank, node and local_rank are 0
 void number_nodes(std::vector<Peer>&);  // sets node and local_rank; peers stand in the order of their ranks
 std::string name_of(const Peer& peer);  // rank 1 (host a, pid 77)
 std::string list_of(std::vector<int> ranks);  // rank 3; ranks 1-3, 7

@@ -29,7 +29,7 @@ struct RankGroupOptions {
   // Where nothing is given: _exit with the failure's code, without destructors, which might wait for other
   // ranks.
   std::function<void(const Failure&)> on_failure;
-  Peer self = this_process();  // its rank is the launch's
+  Peer self = own_peer();  // its rank is the launch's
 };
 
 // A wait for the other ranks that ended because the run has failed (only where on_failure returned).

@@ -29,6 +29,8 @@ struct Meeting {
                                                          // only that to rank 0
 };
 
+std::string whole_seconds(std::chrono::steady_clock::duration time);  // 300 s
+
 // Both run the io_context until the ranks are complete, and leave it stopped. They throw RanksError, on every
 // rank with the reason, if that cannot be: a rank that is missing, that comes twice, ends, or that differs.
 Meeting await_ranks(asio::io_context& io, const Launch& launch, const Hello& hello,
