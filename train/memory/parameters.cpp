@@ -33,10 +33,10 @@ std::uint64_t hash_of(const std::string& name) {
   return hash;
 }
 
-constexpr std::int64_t piece_elements = 1 << 20;
+constexpr std::int64_t run_elements = 1 << 20;
 
 // Calls visit(first, count, offset) for every run of consecutive elements. The `count` elements from
-// row-major index `first` on are at `offset` inside the parameter. A run has at most piece_elements elements.
+// row-major index `first` on are at `offset` inside the parameter. A run has at most run_elements elements.
 template <class Visit>
 void for_each_run(const StoredTensor& tensor, Visit visit) {
   const Tensor& layout = tensor.layout;
@@ -47,8 +47,8 @@ void for_each_run(const StoredTensor& tensor, Visit visit) {
   for (std::int64_t first = 0; first < layout.elements(); first += length) {
     std::int64_t offset = tensor.offset;
     for (int dim = 0; dim < outer; ++dim) offset += index[dim] * layout.stride[dim];
-    for (std::int64_t done = 0; done < length; done += piece_elements)
-      visit(first + done, std::min(piece_elements, length - done), offset + done);
+    for (std::int64_t done = 0; done < length; done += run_elements)
+      visit(first + done, std::min(run_elements, length - done), offset + done);
     for (int dim = outer - 1; dim >= 0 && ++index[dim] == layout.shape[dim]; --dim) index[dim] = 0;
   }
 }
@@ -100,12 +100,9 @@ Parameter& ParameterSet::declare_packed(const std::string& name, const std::vect
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = name;
   const std::size_t index = group_of(role);
-  Group& group = groups_[index];
-  parameter.value = shaped(shape, group.dtype, parameter.name.c_str());
-  parameter.master = parameter.grad = parameter.m = parameter.v =
-      shaped(shape, DType::f32, parameter.name.c_str());
-  placements_.push_back({index, group.elements});
-  group.elements += (parameter.value.elements() + alignment - 1) / alignment * alignment;
+  parameter.value = shaped(shape, groups_[index].dtype, parameter.name.c_str());
+  parameter.grad = shaped(shape, DType::f32, parameter.name.c_str());
+  placements_.push_back({index, 0});
   return parameter;
 }
 
@@ -124,21 +121,44 @@ void ParameterSet::store(const Parameter& parameter, const std::string& name, st
   stored_.push_back({name, std::move(shape), layout, offset, &parameter, std::move(initial)});
 }
 
-void ParameterSet::plan(MemoryPlan& memory, bool training) {
+void ParameterSet::place() {
+  for (std::size_t unit = unit_starts_.size(); unit-- > 0;) {
+    const std::size_t end = unit + 1 < unit_starts_.size() ? unit_starts_[unit + 1] : placements_.size();
+    for (std::size_t i = unit_starts_[unit]; i < end; ++i) {
+      Group& group = groups_[placements_[i].group];
+      placements_[i].offset = group.elements;
+      group.elements += (parameters_[i].value.elements() + alignment - 1) / alignment * alignment;
+    }
+  }
+}
+
+void ParameterSet::plan_group(MemoryPlan& memory, bool training, const Sharding& sharding,
+                              Group& group) const {
+  group.buckets = buckets_of(group.elements, sharding);
+  group.pieces = pieces_of(group.buckets, sharding.rank);
+  const std::int64_t all = padded_elements(group.elements, sharding.size), shard = all / sharding.size;
+  const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
+                             (group.decay ? "decayed" : "not decayed");
+  const auto add = [&](MemoryCategory category, const char* what, DType dtype, std::int64_t elements,
+                       Tensor& view) {
+    memory.add(category, what + (", " + suffix), dtype, {elements}, view);
+  };
+  add(MemoryCategory::parameters, "weights", group.dtype, all, group.value);
+  if (!training) return;
+  if (group.dtype != DType::f32)
+    add(MemoryCategory::optimizer, "master weights", DType::f32, shard, group.master);
+  add(MemoryCategory::gradients, "gradients", DType::f32, all, group.grad);
+  add(MemoryCategory::optimizer, "adam m", DType::f32, shard, group.m);
+  add(MemoryCategory::optimizer, "adam v", DType::f32, shard, group.v);
+}
+
+void ParameterSet::plan(MemoryPlan& memory, bool training, const Sharding& sharding) {
+  place();
+  ranks_ = sharding.size;
   std::int64_t elements = 0;
   for (Group& group : groups_) {
     group.first_element = std::exchange(elements, elements + group.elements);
-    const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
-                               (group.decay ? "decayed" : "not decayed");
-    const auto add = [&](MemoryCategory category, const char* what, DType dtype, Tensor& view) {
-      memory.add(category, what + (", " + suffix), dtype, {group.elements}, view);
-    };
-    add(MemoryCategory::parameters, "weights", group.dtype, group.value);
-    if (!training) continue;
-    if (group.dtype != DType::f32) add(MemoryCategory::optimizer, "master weights", DType::f32, group.master);
-    add(MemoryCategory::gradients, "gradients", DType::f32, group.grad);
-    add(MemoryCategory::optimizer, "adam m", DType::f32, group.m);
-    add(MemoryCategory::optimizer, "adam v", DType::f32, group.v);
+    plan_group(memory, training, sharding, group);
   }
 }
 
@@ -146,15 +166,8 @@ void ParameterSet::bind() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Group& group = groups_[placements_[i].group];
     const std::int64_t offset = placements_[i].offset;
-    Parameter& parameter = parameters_[i];
-    const auto bind = [offset](Tensor& view, const Tensor& array) {
-      view.data = array ? element_of(array, offset) : nullptr;
-    };
-    bind(parameter.value, group.value);
-    bind(parameter.master, group.master);
-    bind(parameter.grad, group.grad);
-    bind(parameter.m, group.m);
-    bind(parameter.v, group.v);
+    parameters_[i].value.data = element_of(group.value, offset);
+    parameters_[i].grad.data = group.grad ? element_of(group.grad, offset) : nullptr;
   }
 }
 
@@ -178,51 +191,82 @@ const Parameter& ParameterSet::at(const std::string& name) const {
   throw std::logic_error("the model has no parameter " + name);
 }
 
-const Tensor& ParameterSet::base_of(const StoredTensor& tensor, Kind kind) {
-  const Parameter& parameter = *tensor.parameter;
+const ParameterSet::Placement& ParameterSet::placement_of(const StoredTensor& tensor) const {
+  return placements_[by_name_.at(tensor.parameter->name)];
+}
+
+// Calls visit(first, run) for the parts of the tensor's runs that lie in this rank's pieces.
+template <class Visit>
+void ParameterSet::for_each_owned_run(const StoredTensor& tensor, Visit visit) const {
+  const Placement& placement = placement_of(tensor);
+  for_each_run(tensor, [&](std::int64_t first, std::int64_t count, std::int64_t offset) {
+    const std::int64_t begin = placement.offset + offset;
+    for (const Piece& piece : groups_[placement.group].pieces) {
+      const std::int64_t from = std::max(begin, piece.first),
+                         end = std::min(begin + count, piece.first + piece.elements);
+      if (from < end)
+        visit(first + from - begin, Piece{from, end - from, piece.shard_first + from - piece.first});
+    }
+  });
+}
+
+namespace {
+// A place in an array.
+struct Place {
+  const Tensor& array;
+  std::int64_t offset;
+};
+
+Place place_of(const ParameterSet::Group& group, ParameterSet::Kind kind, const Piece& run) {
   switch (kind) {
-    case Kind::value: return parameter.master ? parameter.master : parameter.value;
-    case Kind::grad: return parameter.grad;
-    case Kind::m: return parameter.m;
-    case Kind::v: return parameter.v;
+    case ParameterSet::Kind::value:
+      return group.master ? Place{group.master, run.shard_first} : Place{group.value, run.first};
+    case ParameterSet::Kind::grad: return {group.grad, run.first};
+    case ParameterSet::Kind::m: return {group.m, run.shard_first};
+    case ParameterSet::Kind::v: return {group.v, run.shard_first};
   }
   throw std::logic_error("ParameterSet: unknown kind of tensor");
 }
+}  // namespace
 
 void ParameterSet::read_pieces(Device& device, const StoredTensor& tensor, Kind kind,
-                               const std::function<void(std::span<const float>)>& visit) const {
-  const Tensor& base = base_of(tensor, kind);
-  std::vector<float> piece;
-  for_each_run(tensor, [&](std::int64_t, std::int64_t count, std::int64_t offset) {
-    piece.resize(static_cast<std::size_t>(count));
-    download_floats(device, piece, base, offset);
-    visit(piece);
+                               const std::function<void(std::int64_t, std::span<const float>)>& visit) const {
+  const Group& group = groups_[placement_of(tensor).group];
+  std::vector<float> elements;
+  for_each_owned_run(tensor, [&](std::int64_t first, const Piece& run) {
+    elements.resize(static_cast<std::size_t>(run.elements));
+    const auto [array, offset] = place_of(group, kind, run);
+    download_floats(device, elements, array, offset);
+    visit(first, elements);
   });
 }
 
 void ParameterSet::write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
                                 const std::function<void(std::int64_t, std::span<float>)>& fill) const {
-  const Tensor& base = base_of(tensor, kind);
-  const bool rounded_too = kind == Kind::value && tensor.parameter->master;
-  std::vector<float> piece;
-  for_each_run(tensor, [&](std::int64_t first, std::int64_t count, std::int64_t offset) {
-    piece.resize(static_cast<std::size_t>(count));
-    fill(first, piece);
-    upload_floats(device, base, offset, piece);
-    if (rounded_too) upload_floats(device, tensor.parameter->value, offset, piece);
+  const Group& group = groups_[placement_of(tensor).group];
+  std::vector<float> elements;
+  for_each_owned_run(tensor, [&](std::int64_t first, const Piece& run) {
+    elements.resize(static_cast<std::size_t>(run.elements));
+    fill(first, elements);
+    const auto [array, offset] = place_of(group, kind, run);
+    upload_floats(device, array, offset, elements);
+    if (kind == Kind::value && group.master) upload_floats(device, group.value, run.first, elements);
   });
 }
 
 std::vector<float> ParameterSet::read(Device& device, const StoredTensor& tensor, Kind kind) const {
+  require_unshared();
   std::vector<float> values;
   values.reserve(static_cast<std::size_t>(tensor.layout.elements()));
-  read_pieces(device, tensor, kind,
-              [&](std::span<const float> piece) { values.insert(values.end(), piece.begin(), piece.end()); });
+  read_pieces(device, tensor, kind, [&](std::int64_t, std::span<const float> elements) {
+    values.insert(values.end(), elements.begin(), elements.end());
+  });
   return values;
 }
 
 void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::vector<float>& values,
                          Kind kind) const {
+  require_unshared();
   if (values.size() != static_cast<std::size_t>(tensor.layout.elements()))
     throw std::logic_error(tensor.name + ": wrong number of values");
   write_pieces(device, tensor, kind, [&](std::int64_t first, std::span<float> piece) {
@@ -233,17 +277,22 @@ void ParameterSet::write(Device& device, const StoredTensor& tensor, const std::
 void ParameterSet::round_masters(Device& device, Rounding rounding, std::uint64_t seed,
                                  std::int64_t update) const {
   if (update == 0) return;
+  std::vector<float> masters;
   for (const Group& group : groups_) {
     if (!group.master) continue;
-    std::vector<float> masters;
-    for (std::int64_t first = 0; first < group.elements; first += piece_elements) {
-      masters.resize(static_cast<std::size_t>(std::min(piece_elements, group.elements - first)));
-      download_floats(device, masters, group.master, first);
-      if (rounding == Rounding::stochastic)
-        round_stochastically(masters, group.first_element + first, seed, update);
-      upload_floats(device, group.value, first, masters);
-    }
+    for (const Piece& piece : group.pieces)
+      for (std::int64_t done = 0; done < piece.elements; done += run_elements) {
+        masters.resize(static_cast<std::size_t>(std::min(run_elements, piece.elements - done)));
+        download_floats(device, masters, group.master, piece.shard_first + done);
+        if (rounding == Rounding::stochastic)
+          round_stochastically(masters, group.first_element + piece.first + done, seed, update);
+        upload_floats(device, group.value, piece.first + done, masters);
+      }
   }
+}
+
+void ParameterSet::require_unshared() const {
+  if (ranks_ > 1) throw std::logic_error("ParameterSet: this rank has only its pieces of the tensor");
 }
 
 void ParameterSet::zero_gradients(Device& device) const {

@@ -1,5 +1,5 @@
 // ParameterSet: the model's weights, gradients and optimizer state, in the device's layout and in the
-// layout of checkpoints.
+// layout of checkpoints. Among several ranks, each has all weights and gradients, and a share of the rest.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include "kernels/device.h"
 #include "train/memory/memory.h"
+#include "train/memory/sharding.h"
 
 namespace goat {
 
@@ -23,7 +24,7 @@ struct Initial {
 };
 
 // What a parameter is for. It decides the dtype of the value and whether weight decay applies. Gradients,
-// AdamW's moments and masters are f32 for every role.
+// AdamW's moments and masters (the fp32 weights whose rounded copies bf16 values are) are f32 for every role.
 enum class ParameterRole {
   matrix,  // read by GEMMs or looked up: has the activations' dtype; decayed
   bias,    // added by a GEMM: has the activations' dtype; not decayed
@@ -33,10 +34,8 @@ enum class ParameterRole {
 // One weight as the device holds it: views into the flat arrays of its group.
 struct Parameter {
   std::string name;
-  Tensor value;   // what the passes read
-  Tensor master;  // f32, training only: the weight whose rounded copy `value` is; absent if value is f32
-  Tensor grad;    // f32, training only
-  Tensor m, v;    // f32, training only: AdamW's moments
+  Tensor value;  // what the passes read
+  Tensor grad;   // f32, training only
 };
 
 // A named tensor of the model as checkpoints and scripts see it: a strided view into a Parameter. Most stored
@@ -58,6 +57,10 @@ class ParameterSet {
   explicit ParameterSet(DType dtype = DType::f32) : dtype_(dtype) {}
   ParameterSet(const ParameterSet&) = delete;  // plans and layers refer to its tensors
 
+  // What is declared from now on belongs to the next unit: the parameters whose gradients a backward pass
+  // completes together. Units are declared in the order of the forward pass, and lie in the flat arrays in
+  // that of the backward pass.
+  void begin_unit() { unit_starts_.push_back(parameters_.size()); }
   // Declares a parameter that is stored whole under its own name.
   Parameter& declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,
                      Initial initial);
@@ -67,11 +70,12 @@ class ParameterSet {
   void store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape,
              const Tensor& layout, std::int64_t offset, Initial initial);
 
-  void plan(MemoryPlan& memory, bool training);  // gradients and optimizer state only if training
+  // Plans gradients and optimizer state only if training.
+  void plan(MemoryPlan& memory, bool training, const Sharding& sharding = {});
   void bind();  // sets the data of every parameter; call after memory.allocate()
 
   // Draws every stored tensor as a function of (seed, its name). Therefore a tensor starts with the same
-  // values in every variant of the model.
+  // values in every variant of the model. Writes this rank's pieces, as write_pieces() does.
   void initialize(Device& device, std::uint64_t seed);
 
   DType dtype() const { return dtype_; }
@@ -80,47 +84,62 @@ class ParameterSet {
   const std::deque<StoredTensor>& stored() const { return stored_; }
 
   // Elements of a stored tensor's weights, gradients or optimizer state, row-major. Weights are the masters
-  // where there are masters; writing them also writes the rounded values.
+  // where there are masters; writing them also writes the rounded values. These need a set that is not
+  // shared among ranks.
   enum class Kind { value, grad, m, v };
   std::vector<float> read(Device& device, const StoredTensor& tensor, Kind kind = Kind::value) const;
   void write(Device& device, const StoredTensor& tensor, const std::vector<float>& values,
              Kind kind = Kind::value) const;
-  // The same in pieces of a few MiB, in order, so that host memory never holds a whole large tensor.
-  // visit(elements) reads a piece. fill(first, elements) writes the piece that begins with element `first`.
-  void read_pieces(Device& device, const StoredTensor& tensor, Kind kind,
-                   const std::function<void(std::span<const float>)>& visit) const;
+  // The same for the elements in this rank's pieces, which are all of them for one rank, in runs of at most a
+  // few MiB, in increasing order: no host memory ever holds a whole large tensor. `first` is the row-major
+  // index of the run's first element in the stored tensor. visit() reads the elements, fill() sets them.
+  // After writing weights, the other ranks' pieces of the values must be gathered.
+  void read_pieces(
+      Device& device, const StoredTensor& tensor, Kind kind,
+      const std::function<void(std::int64_t first, std::span<const float> elements)>& visit) const;
   void write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
-                    const std::function<void(std::int64_t, std::span<float>)>& fill) const;
+                    const std::function<void(std::int64_t first, std::span<float> elements)>& fill) const;
 
   // Flat arrays for the optimizer: one group for each pair (dtype of the values, decay) that occurs, in the
-  // order of declaration. The padding between parameters is always zero.
+  // order of declaration. The padding between and after parameters is always zero.
   struct Group {
     DType dtype = DType::f32;
     bool decay = false;
-    std::int64_t elements = 0;
+    std::int64_t elements = 0;  // without what padded_elements() adds
     // Place of the group's first element in the model, whose groups stand one after the other.
     std::int64_t first_element = 0;
-    Tensor value{}, master{}, grad{}, m{}, v{};
+    std::vector<Bucket> buckets{};  // of value and grad
+    std::vector<Piece> pieces{};    // this rank's, of each bucket
+    Tensor value{}, grad{};         // all elements
+    Tensor master{}, m{}, v{};      // this rank's pieces, one after the other
   };
   const std::vector<Group>& groups() const { return groups_; }
   void zero_gradients(Device& device) const;
-  // Rounds the masters to the values again, as AdamW did at update `update` with this rounding and seed. A
-  // checkpoint holds the masters alone. Does nothing before the first update.
+  // Rounds this rank's masters to its pieces of the values again, as AdamW did at update `update` with this
+  // rounding and seed. A checkpoint holds the masters alone. Does nothing before the first update.
   void round_masters(Device& device, Rounding rounding, std::uint64_t seed, std::int64_t update) const;
 
  private:
-  static const Tensor& base_of(const StoredTensor& tensor, Kind kind);
-  std::size_t group_of(ParameterRole role);  // adds the group if it is new
   struct Placement {
     std::size_t group;
-    std::int64_t offset;
+    std::int64_t offset;  // set by plan()
   };
+  std::size_t group_of(ParameterRole role);  // adds the group if it is new
+  void place();                              // gives every parameter its offset, in the order of backward
+  void plan_group(MemoryPlan& memory, bool training, const Sharding& sharding, Group& group) const;
+  void require_unshared() const;  // throws std::logic_error
+  const Placement& placement_of(const StoredTensor& tensor) const;
+  template <class Visit>
+  void for_each_owned_run(const StoredTensor& tensor, Visit visit) const;
+
   std::deque<Parameter> parameters_;  // deques keep the addresses of their elements
+  std::vector<std::size_t> unit_starts_{0};
   std::deque<Placement> placements_;
   std::deque<StoredTensor> stored_;
   std::map<std::string, std::size_t> by_name_;
   std::vector<Group> groups_;
   DType dtype_;
+  int ranks_ = 1;
 };
 
 }  // namespace goat

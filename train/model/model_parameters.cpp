@@ -84,9 +84,10 @@ DType model_dtype(const Config& config, const Device& device) {
 
 void declare_parameters(const Config& config, ParameterSet& parameters) {
   const std::int64_t width = config.model.width;
-  declare_vocabulary(config, "embedding", parameters);
+  declare_vocabulary(config, "embedding", parameters);  // the first unit
   for (std::int64_t layer = 0; layer < config.model.layers; ++layer) {
     const std::string prefix = block_prefix(layer);
+    parameters.begin_unit();
     declare_norm(config, prefix + "norm1", parameters);
     declare_qkv(config, prefix + "attn.", parameters);
     for (const PositionalKind& kind : positional_kinds(config))
@@ -95,6 +96,7 @@ void declare_parameters(const Config& config, ParameterSet& parameters) {
     declare_norm(config, prefix + "norm2", parameters);
     declare_mlp(config, prefix + "mlp.", parameters);
   }
+  parameters.begin_unit();
   declare_norm(config, "final_norm", parameters);
   if (!config.model.tied) declare_vocabulary(config, "head", parameters);
 }

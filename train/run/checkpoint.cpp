@@ -53,14 +53,15 @@ Manifest::File write_tensors(const fs::path& path, const std::vector<std::string
                              const ParameterSet& parameters) {
   FileWriter file(path);
   const std::size_t count = parameters.stored().size();
-  write_safetensors(file, entries_of(parameters, prefixes),
-                    {{"format", "pt"}, {"step", std::to_string(step)}}, [&](std::size_t i) {
-                      parameters.read_pieces(
-                          device, parameters.stored()[i % count], kinds[i / count],
-                          [&](std::span<const float> piece) {
-                            file.write({reinterpret_cast<const char*>(piece.data()), piece.size_bytes()});
-                          });
-                    });
+  write_safetensors(
+      file, entries_of(parameters, prefixes), {{"format", "pt"}, {"step", std::to_string(step)}},
+      [&](std::size_t i) {
+        parameters.read_pieces(
+            device, parameters.stored()[i % count], kinds[i / count],
+            [&](std::int64_t, std::span<const float> elements) {
+              file.write({reinterpret_cast<const char*>(elements.data()), elements.size_bytes()});
+            });
+      });
   file.commit();
   return {path.filename().string(), file.bytes(), file.checksum()};
 }
