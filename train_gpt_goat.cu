@@ -9,13 +9,15 @@
 #include "kernels/open/open_device.h"
 #include "train/commands/command_line.h"
 #include "train/commands/dry_run.h"
+#include "train/commands/run_config.h"
+#include "train/commands/start_ranks.h"
 #include "train/config/config.h"
 #include "train/files/standard_output.h"
 #include "train/model/model_parameters.h"
 #include "train/profile/profile.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
-#include "train/training/memory_fit.h"
+#include "train/run/shared_run.h"
 #include "train/training/sources.h"
 #include "train/training/stop_signal.h"
 #include "train/training/trainer.h"
@@ -32,42 +34,7 @@ int list_configs() {
 }
 
 void print_note(const std::string& note) { std::fprintf(stderr, "note: %s\n", note.c_str()); }
-
-std::filesystem::path run_folder(const TrainOptions& options) {
-  if (!options.out.empty()) return options.out;
-  const std::filesystem::path config = options.config;
-  if (config.filename() == "config.toml")  // a run's own config: that run
-    return config.has_parent_path() ? config.parent_path() : std::filesystem::path(".");
-  return std::filesystem::path("runs") / config.stem();
-}
-
-// The config of the command line; where it names none, that of the run which it resumes.
-Config chosen_config(const TrainOptions& options) {
-  if (!options.config.empty()) return load_config(options.config, options.settings, print_note);
-  const std::filesystem::path own = config_of_run(run_folder(options));
-  if (own.empty())
-    throw ConfigError("--resume --out " + options.out +
-                      ": there is no run to continue (no config.toml); to begin one, give --config");
-  return load_config(own.string(), options.settings, print_note);
-}
-
-// The micro-batch of the run that is resumed; 0 if the folder holds none.
-std::int64_t micro_batch_before(const TrainOptions& options) {
-  const std::filesystem::path own = config_of_run(run_folder(options));
-  if (!options.resume || own.empty()) return 0;
-  try {
-    return load_config(own.string(), {}).train.micro_batch;
-  } catch (const ConfigError&) {  // not a run: RunFolder says so
-    return 0;
-  }
-}
-
-// The config of a run on a device. A run that continues by its own config keeps its micro-batch while it
-// fits.
-MicroBatchChoice config_for(TrainOptions options, const Device& device) {
-  if (options.config.empty()) options.settings.insert(options.settings.begin(), "train.micro_batch=0");
-  return choose_micro_batch(chosen_config(options), device, micro_batch_before(options));
-}
+void no_notes(const std::string&) {}
 
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
   try {
@@ -78,32 +45,33 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
 }
 
 // What the device makes of the keys about arithmetic.
-void check_arithmetic(const Config& config, const Device& device) {
+void check_arithmetic(const Config& config, const Device& device, const ConfigNotes& note = print_note) {
   const bool cpu = device.info().name == "cpu";
   if (config.train.cuda_graph == "on" && !device.can_capture())
     throw ConfigError("train.cuda_graph = \"on\": the " + device.info().name +
                       " device cannot record its work; use \"auto\" or \"off\"");
   const bool f32 = model_dtype(config, device) == DType::f32;
   if (f32 && config.train.rounding != "nearest")
-    print_note("train.rounding has no effect in fp32, where no weight is rounded");
+    note("train.rounding has no effect in fp32, where no weight is rounded");
   if (cpu && config.model.tf32 != "none")
-    print_note("model.tf32 has no effect on the cpu device, which has no TF32");
+    note("model.tf32 has no effect on the cpu device, which has no TF32");
   if (!f32 && config.model.tf32 != "none")
-    print_note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
+    note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
   if (cpu && config.model.epilogue != "own")
-    print_note("model.epilogue has no effect on the cpu device, which has no such products");
+    note("model.epilogue has no effect on the cpu device, which has no such products");
   if (config.model.block != "gpt" && config.model.epilogue != "own")
-    print_note("model.epilogue has no effect on llama blocks, which have no GELU");
+    note("model.epilogue has no effect on llama blocks, which have no GELU");
   if (cpu && !config.train.deterministic)
-    print_note("train.deterministic = false has no effect on the cpu device, which always is");
+    note("train.deterministic = false has no effect on the cpu device, which always is");
 }
 
 // Whether the run has all its steps already. Nothing is touched then.
-bool nothing_to_do(const Config& config, const RunFolder& run) {
+bool nothing_to_do(const Config& config, const SharedRun& run, const Ranks& ranks) {
   const std::int64_t done = run.resumed()->manifest.state.step,
                      wanted = steps_of_run(config, run.resumed()->manifest.state);
   if (done < wanted || (done == wanted && !std::filesystem::exists(run.path() / "summary.json")))
     return false;
+  if (!ranks.first()) return true;
   std::printf(
       "nothing to do: the run in %s has done %lld steps and the config asks for %lld; to train on, raise "
       "%s\n",
@@ -113,37 +81,43 @@ bool nothing_to_do(const Config& config, const RunFolder& run) {
   return true;
 }
 
-int train(const TrainOptions& options, Device& device, const std::string& why) {
-  const MicroBatchChoice choice = config_for(options, device);
+int train_as_rank(const TrainOptions& options, const Config& asked, Device& device, const std::string& why,
+                  Ranks& ranks) {
+  const ConfigNotes note = ranks.first() ? print_note : no_notes;
+  const MicroBatchChoice choice = config_of_ranks(asked, options, device, ranks);
   const Config& config = choice.config;
-  check_arithmetic(config, device);
+  check_arithmetic(config, device, note);
 
-  RunFolder run(run_folder(options), options.resume      ? ExistingRun::resume
-                                     : options.overwrite ? ExistingRun::overwrite
-                                                         : ExistingRun::refuse);
+  SharedRun run(run_folder(options),
+                options.resume      ? ExistingRun::resume
+                : options.overwrite ? ExistingRun::overwrite
+                                    : ExistingRun::refuse,
+                *ranks.group);
   if (run.resumed()) {
     const std::vector<std::string> notes = compare_configs(config, *run.resumed());
-    if (nothing_to_do(config, run)) return 0;
-    for (const std::string& note : notes) print_note(note);
+    if (nothing_to_do(config, run, ranks)) return 0;
+    for (const std::string& text : notes) note(text);
   }
 
   const Config located =
       run.resumed() ? with_data_located(config, run.path(), run.resumed()->manifest.data) : config;
-  const std::unique_ptr<TokenSource> training = open_training_source(located);
-  const std::unique_ptr<TokenSource> validation = open_validation_source(located);
+  const auto [training, validation] = open_data(located, ranks);
   DataRecord data = describe_data(*training, validation.get());
   if (run.resumed()) {
-    for (const std::string& note : compare_data(data, config, *run.resumed(), options.allow_changed_data))
-      print_note(note);
+    for (const std::string& text : compare_data(data, config, *run.resumed(), options.allow_changed_data))
+      note(text);
     keep_working_folder(data, run.resumed()->manifest.data);
   }
 
   const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
-  Trainer trainer(config, device, *training, validation.get(), state);
+  Trainer trainer(config, device, *training, validation.get(), state, ranks);
   trainer.require_memory();
-  TrainingLog log(config, device, run, trainer,
-                  peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
-  log.announce(why, *training, choice.origin);
+  std::optional<TrainingLog> log;
+  if (ranks.first()) {
+    log.emplace(config, device, *run.folder(), trainer,
+                peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
+    log->announce(why, *training, choice.origin, *ranks.group);
+  }
   trainer.allocate();
   if (run.resumed())
     trainer.restore(run.resumed()->folder);
@@ -151,11 +125,30 @@ int train(const TrainOptions& options, Device& device, const std::string& why) {
     trainer.initialize();
 
   watch_stop_signals();
-  return TrainingLoop(config, device, trainer, run, log, data).run(training->bayes_optimal_loss());
+  return TrainingLoop(config, device, trainer, run.folder(), log ? &*log : nullptr, run.path(), run.resumed(),
+                      data, ranks)
+      .run(training->bayes_optimal_loss());
+}
+
+// An error that this rank has alone ends the others, which wait for it; one that all have ends them in order.
+int train(const TrainOptions& options, Device& device, const std::string& why) {
+  const Config asked = config_to_complete(options, started_as_first() ? print_note : no_notes);
+  Ranks ranks = meet_ranks_of_run(asked, options, run_folder(options), device);
+  try {
+    const int code = train_as_rank(options, asked, device, why, ranks);
+    ranks.group->finish();
+    return code;
+  } catch (const std::exception& error) {
+    if (ranks.size() == 1) throw;
+    if (!thrown_on_all_ranks(error)) end_all_ranks(*ranks.group, error);
+    ranks.group->finish();
+    if (ranks.first()) throw;
+    return exit_code_of(error);
+  }
 }
 
 int profile(const TrainOptions& options, Device& device) {
-  const Config config = config_for(options, device).config;
+  const Config config = planned_config(options, device, print_note).config;
   check_arithmetic(config, device);
   if (config.train.cuda_graph == "on")
     print_note("train.cuda_graph has no effect in a profile: the parts of a graph have no times");
@@ -167,18 +160,19 @@ int run_command(const CommandLine& line) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (training && training->list_configs) return list_configs();
   if (training && training->print_config && !training->dry_run) {
-    std::fputs(to_toml(chosen_config(*training)).c_str(), stdout);
+    std::fputs(to_toml(chosen_config(*training, print_note)).c_str(), stdout);
     return 0;
   }
   std::string why;
   const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
   if (training && training->dry_run) {
-    const MicroBatchChoice choice = config_for(*training, *device);
+    const MicroBatchChoice choice = planned_config(*training, *device, print_note);
     const Config& config = choice.config;
     check_arithmetic(config, *device);
     if (training->resume)
       for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
-    dry_run(choice, run_folder(*training), *device, {training->tokens_per_second, training->peak_tflops});
+    dry_run(choice, planned_ranks(*training), run_folder(*training), *device,
+            {training->tokens_per_second, training->peak_tflops});
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }
@@ -209,17 +203,13 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error message like a full disk
   try {
     const auto line = goat::parse_command_line(argc, argv);
-    const int code = line ? goat::run_command(*line) : 0;
+    std::optional<int> code;
+    if (line) code = goat::run_copies(*line, argc, argv);
+    if (line && !code) code = goat::run_command(*line);
     if (!line || goat::result_is_printed(*line)) goat::finish_standard_output();
-    return code;
-  } catch (const goat::ConfigError& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 2;
-  } catch (const goat::DataError& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 3;
+    return code.value_or(0);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
+    return goat::exit_code_of(error);
   }
 }

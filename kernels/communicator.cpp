@@ -46,6 +46,30 @@ class SingleRank final : public Communicator {
   }
   void barrier() override {}
 };
+
+class UnconnectedRank final : public Communicator {
+ public:
+  UnconnectedRank(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void all_to_all(Device&, void* receive, const void* send, std::size_t bytes) override {
+    check_all_to_all(receive, send, bytes, size_);
+  }
+  void all_gather(Device&, void* receive, const void* send, std::size_t bytes) override {
+    check_all_gather(receive, send, bytes, rank_, size_);
+  }
+  void broadcast(Device&, void* memory, std::size_t bytes, int root) override {
+    check_broadcast(memory, bytes, root, size_);
+  }
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override {
+    return std::vector<std::vector<std::byte>>(static_cast<std::size_t>(size_),
+                                               std::vector<std::byte>(own.begin(), own.end()));
+  }
+  void barrier() override {}
+
+ private:
+  const int rank_, size_;
+};
 }  // namespace
 
 void check_all_to_all(const void* receive, const void* send, std::size_t bytes, int size) {
@@ -74,5 +98,9 @@ void check_broadcast(const void* memory, std::size_t bytes, int root, int size) 
 }
 
 std::unique_ptr<Communicator> single_rank() { return std::make_unique<SingleRank>(); }
+
+std::unique_ptr<Communicator> unconnected_rank(int rank, int size) {
+  return std::make_unique<UnconnectedRank>(rank, size);
+}
 
 }  // namespace goat

@@ -62,6 +62,10 @@ class Communicator {
 // The communicator of a run with one rank. It copies only from one memory to another.
 std::unique_ptr<Communicator> single_rank();
 
+// Rank `rank` of `size` that nothing connects: calls check their memory and move nothing. For planning what a
+// rank would do.
+std::unique_ptr<Communicator> unconnected_rank(int rank, int size);
+
 // Throw std::invalid_argument if the memory of the call of one rank is not as stated above.
 void check_all_to_all(const void* receive, const void* send, std::size_t bytes, int size);
 void check_all_gather(const void* receive, const void* send, std::size_t bytes, int rank, int size);

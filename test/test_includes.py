@@ -15,6 +15,7 @@ FLOORS = [
     "train/ranks",
     "train/config",
     "train/memory",
+    "train/replicas",
     "train/positions",
     "train/model",
     "train/speed",

@@ -20,6 +20,7 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
   train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and hours, without training
+  train_gpt_goat --config shakespeare --ranks 2               train by two processes, bit for bit as by one
   train_gpt_goat --config shakespeare --profile 5             what each operation of a step takes
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
   train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --json eval.json
@@ -35,6 +36,7 @@ constexpr std::int64_t longest_sequence = 16'000'000;  // positions stay exact i
 constexpr std::int64_t most_tokens = 1'000'000'000'000'000;
 constexpr std::int64_t most_profiled = 100;  // steps; every call in them is kept
 constexpr std::int64_t most_samples = 1'000'000;
+constexpr std::int64_t most_ranks = 1024;
 constexpr std::int64_t most_heads = 10'000;  // whether the model has the head is checked later
 
 // Refuses an empty name. It often comes from an unset shell variable and must not mean the default.
@@ -129,6 +131,11 @@ void add_training(CLI::App& app, TrainOptions& options) {
                  "what MFU refers to (default: the bf16 or TF32 peak of the GPU, by its name)")
       ->type_name("X")
       ->check(positive_number());
+  app.add_option("--ranks", options.ranks,
+                 "train by N processes on this host, each with its share of every batch; with --dry-run: the "
+                 "plan of each")
+      ->type_name("N")
+      ->check(integer(1, most_ranks));
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 

@@ -22,6 +22,7 @@ struct TrainOptions {
   bool list_configs = false;
   bool print_config = false;
   bool dry_run = false;
+  std::int64_t ranks = 0;        // processes to start on this host; 0: not given
   std::int64_t profile = 0;      // steps; 0: off
   double peak_tflops = 0;        // 0: by the device's name
   double tokens_per_second = 0;  // only with dry_run; 0: not given

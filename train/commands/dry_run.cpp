@@ -4,6 +4,7 @@
 
 #include "train/model/model_parameters.h"
 #include "train/profile/run_time.h"
+#include "train/replicas/leaves.h"
 #include "train/run/run_folder.h"
 #include "train/speed/progress.h"
 #include "train/training/memory_fit.h"
@@ -24,7 +25,7 @@ void print_memory(const MemoryPlan& memory) {
 }
 
 // The largest micro-batch for each model.recompute on GPUs of the usual sizes.
-void print_fitting_gpus(const Config& config, const Device& device) {
+void print_fitting_gpus(const Config& config, const Device& device, int ranks) {
   std::printf(
       "largest micro-batch by memory of the GPU and model.recompute (-: one sequence does not fit)\n");
   std::printf("%-12s %8s %8s %8s\n", "", "none", "gelu", "block");
@@ -32,11 +33,18 @@ void print_fitting_gpus(const Config& config, const Device& device) {
     std::printf("%9zu GB ", gibibytes);
     for (const char* recompute : recompute_settings) {
       const std::int64_t largest =
-          largest_micro_batch(with_recompute(config, recompute), device, usable_of(gibibytes << 30));
+          largest_micro_batch(with_recompute(config, recompute), device, usable_of(gibibytes << 30), ranks);
       std::printf(" %8s", largest > 0 ? std::to_string(largest).c_str() : "-");
     }
     std::printf("\n");
   }
+}
+
+void print_ranks(const Config& config, int ranks) {
+  print_count("ranks", ranks, "  (memory is that of each)");
+  print_count("leaves of a batch", config.leaves());
+  if (const std::string note = note_on_leaves(config, ranks); !note.empty())
+    std::printf("note: %s\n", note.c_str());
 }
 
 // Of the whole run, from its first step on.
@@ -52,7 +60,7 @@ void print_time(double tokens, const std::optional<ExpectedSpeed>& speed) {
 }
 }  // namespace
 
-void dry_run(const MicroBatchChoice& choice, const std::filesystem::path& run_folder, const Device& device,
+void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::path& run_folder, const Device& device,
              const SpeedOptions& speed) {
   const Config& config = choice.config;
   const ParameterCounts parameters = count_parameters(config);
@@ -69,15 +77,18 @@ void dry_run(const MicroBatchChoice& choice, const std::filesystem::path& run_fo
              expected_speed(config, arithmetic_of(config, device), device.info(), run_folder, speed));
   print_count("micro-batch", config.micro_batch(),
               choice.origin.empty() ? "" : ("  (" + choice.origin + ")").c_str());
-  const TrainingPlan plan(config, device);
+  const TrainingPlan plan(config, device, 0, ranks);
+  if (ranks > 1) print_ranks(config, ranks);
   print_memory(plan.memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
-  if (plan.memory.total_bytes() > device.available_memory())
-    std::printf("memory: too little. %s\n", setting_that_fits(config, device, usable_memory(device)).c_str());
+  const std::size_t sharing = device.info().name == "cuda" ? 1 : static_cast<std::size_t>(ranks);
+  if (sharing * plan.memory.total_bytes() > device.available_memory())
+    std::printf("memory: too little. %s\n",
+                setting_that_fits(config, device, usable_memory(device) / sharing, ranks).c_str());
   if (device.info().name == "cpu")
     std::printf("for the plan on a GPU: --device cuda, or --device simt of a build with `make SIMT=ON`\n");
   else
-    print_fitting_gpus(config, device);
+    print_fitting_gpus(config, device, ranks);
   std::printf("output folder:   %s: %s\n", run_folder.c_str(), describe_run_folder(run_folder).c_str());
   std::fflush(stdout);
 

@@ -8,6 +8,11 @@ namespace goat {
 
 extern const char* const build_commit;  // train/commands/commit.cmake writes it in every build
 
+std::string build_text() {
+  return std::string("commit ") + build_commit + ", " + GOAT_COMPILER + ", " + GOAT_BUILD_TYPE + ", " +
+         GOAT_CUDA_CODE;
+}
+
 std::string version_text() {
   const std::string cuda = GOAT_CUDA_CODE;
   std::string text = std::string("train_gpt_goat  ") + build_commit + "\ncompiler        " + GOAT_COMPILER +

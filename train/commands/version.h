@@ -9,4 +9,7 @@ namespace goat {
 // with a newline.
 std::string version_text();
 
+// Commit, compiler and what else decides on the program's arithmetic: the same in equal programs.
+std::string build_text();
+
 }  // namespace goat

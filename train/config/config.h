@@ -1,6 +1,7 @@
 // Config: every setting of a run. Presets and files are TOML; `--set section.key=value` changes any key.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -113,6 +114,15 @@ struct Config {
     std::int64_t milestone = 0;  // checkpoints at multiples of this step are kept for ever; 0: none
   } checkpoint;
 
+  struct Distributed {
+    std::int64_t leaves = 0;         // parts of the batch whose gradients are added in a fixed tree; 0: ranks
+    std::int64_t bucket_mib = 0;     // MiB of gradients that travel together; 0: max(64, 2 * ranks)
+    std::int64_t check_interval = 100;  // steps between comparisons of all ranks' weights; 0: none
+    double start_timeout = 300;      // seconds until all ranks have come
+    double heartbeat_timeout = 30;   // seconds without a sign of life of a rank
+    double progress_timeout = 600;   // seconds in which no rank gets on
+  } distributed;
+
   struct Log {
     std::int64_t interval = 1;  // steps between progress lines
   } log;
@@ -127,12 +137,22 @@ struct Config {
   std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
   std::int64_t tokens_per_step() const { return train.batch * data.seq_len; }
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
-  // train.micro_batch; the whole batch where no device has replaced the 0 yet (with_micro_batch)
-  std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : train.batch; }
+  // distributed.leaves; 1 where the ranks have not replaced the 0 yet
+  std::int64_t leaves() const { return distributed.leaves ? distributed.leaves : 1; }
+  std::int64_t leaf_sequences() const { return train.batch / leaves(); }
+  // train.micro_batch; the whole leaf where no device has replaced the 0 yet (with_micro_batch)
+  std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : leaf_sequences(); }
   std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
   std::int64_t sink_hidden() const;                                      // n
   std::int64_t steps() const;                                            // of a run from its start
 };
+
+// The largest divisor of a positive number that is not above `most`.
+constexpr std::int64_t largest_divisor(std::int64_t number, std::int64_t most) {
+  std::int64_t divisor = std::min(number, most);
+  while (number % divisor != 0) --divisor;
+  return divisor;
+}
 
 struct Preset {
   std::string name;

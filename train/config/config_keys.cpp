@@ -139,6 +139,19 @@ std::vector<Key> config_keys(Config& c) {
       {"checkpoint.milestone", IntegerKey{&c.checkpoint.milestone, 0, 1'000'000'000}, silent,
        "checkpoints of steps that this divides are kept for ever; 0: none"},
 
+      {"distributed.leaves", IntegerKey{&c.distributed.leaves, 0, 1024}, reported,
+       "parts of the batch whose gradients are added in a fixed tree, a multiple of the ranks; 0: one a rank"},
+      {"distributed.bucket_mib", IntegerKey{&c.distributed.bucket_mib, 0, 65'536}, silent,
+       "MiB of gradients that ranks exchange at a time; 0: max(64, 2 * ranks)"},
+      {"distributed.check_interval", IntegerKey{&c.distributed.check_interval, 0, 1'000'000'000}, silent,
+       "steps between comparisons of the ranks' weights; 0: at the start and at saves alone"},
+      {"distributed.start_timeout", NumberKey{&c.distributed.start_timeout, 1, 86'400}, silent,
+       "seconds that ranks wait for each other at the start"},
+      {"distributed.heartbeat_timeout", NumberKey{&c.distributed.heartbeat_timeout, 1, 86'400}, silent,
+       "seconds without a sign of life after which a rank counts as lost"},
+      {"distributed.progress_timeout", NumberKey{&c.distributed.progress_timeout, 1, 1e6}, silent,
+       "seconds in which no rank gets on after which the run ends; six times as many while saving"},
+
       {"log.interval", IntegerKey{&c.log.interval, 1, 1'000'000'000}, silent, "steps between progress lines"},
   };
 }

@@ -6,8 +6,11 @@
 
 namespace goat {
 
+inline std::string counted(std::int64_t count, const std::string& noun, const std::string& plural) {
+  return std::to_string(count) + " " + (count == 1 ? noun : plural);
+}
 inline std::string counted(std::int64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+  return counted(count, noun, noun + "s");
 }
 
 }  // namespace goat

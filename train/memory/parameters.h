@@ -81,6 +81,7 @@ class ParameterSet {
   DType dtype() const { return dtype_; }
   const Parameter& at(const std::string& name) const;    // throws std::logic_error if there is none
   const Parameter* find(const std::string& name) const;  // nullptr if there is none of that name
+  const std::deque<Parameter>& all() const { return parameters_; }
   const std::deque<StoredTensor>& stored() const { return stored_; }
 
   // Elements of a stored tensor's weights, gradients or optimizer state, row-major. Weights are the masters

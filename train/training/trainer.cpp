@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <span>
@@ -15,12 +16,27 @@
 
 namespace goat {
 
+namespace {
+constexpr Phase training_phase{"train"}, validation_phase{"validate", true};
+
+// Flags 0 and 1 of a step; the largest of all ranks counts.
+constexpr int signals = 128;
+void set_flags(double (&flags)[Replicas::flags], const StepWish& wish) {
+  flags[0] = wish.signal ? wish.rank * signals + wish.signal : 0;
+  flags[1] = wish.save;
+}
+StepWish wish_of(const StepState& state) {
+  return {state.flags[0] % signals, state.flags[0] / signals, state.flags[1] != 0};
+}
+}  // namespace
+
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
-                 const RunState& state)
+                 const RunState& state, Ranks& ranks)
     : device_(device),
       training_(training),
       validation_(validation),
-      plan_(config, device),
+      ranks_(ranks),
+      plan_(config, device, ranks.rank(), ranks.size()),
       model_(*plan_.model),
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
       watch_(config.model.vocab, state.best_loss),
@@ -47,7 +63,7 @@ std::int64_t steps_of_run(const Config& config, const RunState& state) {
 }
 
 std::string Trainer::memory_advice() const {
-  return setting_that_fits(config(), device_, usable_memory(device_));
+  return setting_that_fits(config(), device_, usable_share(device_, *ranks_.group), ranks_.size());
 }
 
 void Trainer::require_memory() const {
@@ -63,7 +79,7 @@ void Trainer::allocate() {
   }
   try {
     exchange_.emplace(device_, 2 * sizeof(Exchange));
-    inputs_.emplace(device_, training_, config().train.batch, config().data.seq_len,
+    inputs_.emplace(device_, *ranks_.group, training_, config().train.batch, config().data.seq_len,
                     InputRing::Range{state_.sequences, steps_ - state_.step}, TokenLoss(config().train));
   } catch (const std::bad_alloc&) {
     throw std::runtime_error("out of memory on the host: the inputs of " + std::to_string(InputRing::slots) +
@@ -76,6 +92,7 @@ void Trainer::allocate() {
 
 void Trainer::initialize() {
   plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config().train.seed));
+  plan_.replicas.gather_weights(device_, *ranks_.communicator);
 }
 
 void Trainer::restore(const std::filesystem::path& checkpoint) {
@@ -83,6 +100,7 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
   load_optimizer(checkpoint, device_, plan_.parameters);
   plan_.parameters.round_masters(device_, plan_.rounding(), static_cast<std::uint64_t>(config().train.seed),
                                  state_.updates);
+  plan_.replicas.gather_weights(device_, *ranks_.communicator);
   StepState scalars{};
   scalars.updates = state_.updates;
   scalars.consecutive_skips = static_cast<std::int32_t>(state_.consecutive_skips);
@@ -93,14 +111,17 @@ Trainer::Exchange& Trainer::exchange_of(std::int64_t step) const {
   return static_cast<Exchange*>(exchange_->data())[step % 2];
 }
 
-std::optional<StepResult> Trainer::step() {
+std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wish) {
   const std::int64_t step = enqueued();
+  ranks_.group->enter(training_phase);
+  ranks_.group->at(step + 1);
   device_.record(*events_of(step).begin);
-  const StepInputs& inputs = inputs_->next();
+  const StepInputs& inputs = next_inputs();
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   enqueue_gradients(step, inputs);
   consistent_ = false;
-  plan_.update(device_);
+  enqueue_verdict(step, own_wish);
+  plan_.update(device_, *ranks_.communicator);
   device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
   device_.record(*events_of(step).end);
   const bool ran_ahead = running_.has_value();
@@ -109,6 +130,16 @@ std::optional<StepResult> Trainer::step() {
   consistent_ = true;
   set_spike_limits();
   return before;
+}
+
+// The readers of all ranks tell each other what they met.
+const StepInputs& Trainer::next_inputs() {
+  try {
+    return inputs_->next();
+  } catch (...) {
+    failed_on_all_ = true;
+    throw;
+  }
 }
 
 // Called when a step has been enqueued: the limits of the next step rest on the results before this one,
@@ -126,14 +157,28 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
   device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(Exchange::controls));
-  plan_.begin_step(device_);
   const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
-  for (std::size_t done = 0; done < inputs.inputs.size(); done += tokens) {
-    plan_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens),
-                       inputs.weights.subspan(done, tokens));
-    enqueue_micro_batch();
+  const std::size_t leaf_tokens =
+      static_cast<std::size_t>(config().leaf_sequences() * config().data.seq_len);
+  std::size_t done = 0;
+  for (std::int64_t leaf = 0; leaf < plan_.replicas.own_leaves(); ++leaf) {
+    plan_.replicas.begin_leaf(device_);
+    for (const std::size_t end = done + leaf_tokens; done < end; done += tokens) {
+      plan_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens),
+                         inputs.weights.subspan(done, tokens));
+      enqueue_micro_batch();
+    }
+    plan_.replicas.end_leaf(device_, leaf);
   }
-  plan_.measure_gradients(device_);
+}
+
+void Trainer::enqueue_verdict(std::int64_t step, const std::function<StepWish()>& own_wish) {
+  if (ranks_.size() > 1) {
+    auto& flags = exchange_of(step).flags;
+    set_flags(flags, own_wish ? own_wish() : StepWish{});
+    device_.enqueue_upload(plan_.replicas.own_flags(), flags, sizeof flags);
+  }
+  plan_.judge(device_, *ranks_.communicator);
 }
 
 // Where there is no memory for the record, the passes go on without one.
@@ -173,6 +218,7 @@ std::optional<StepResult> Trainer::finish_step() {
                     .sequences = config().train.batch,
                     .tokens = config().tokens_per_step(),
                     .seconds = seconds_of(state_.step),
+                    .wish = wish_of(exchange_of(state_.step).scalars),
                     .divergence = {}};
   inputs_->release();
   running_.reset();
@@ -197,14 +243,44 @@ void Trainer::advance(const StepResult& result) {
 
 std::optional<double> Trainer::validate() {
   if (!validation_ || config().eval.tokens == 0) return std::nullopt;
+  ranks_.group->enter(validation_phase);
   const std::int64_t length = config().data.seq_len;
   const std::int64_t wanted = std::max<std::int64_t>(config().eval.tokens / length, 1);
   const auto there = std::min(validation_->sequences(), static_cast<std::uint64_t>(wanted));
   const Cut cut{.length = length, .sequences = static_cast<std::int64_t>(there)};
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
-  const TokenLosses losses = measure_losses(model_, device_, *validation_, cut, false);
-  state_.validation_loss = TokenLoss(config().train).of(losses);
+  state_.validation_loss = TokenLoss(config().train).of(losses_of_all(cut));
   return state_.validation_loss;
+}
+
+// Of the sequences of the cut, in order: each rank measures its share.
+std::vector<SequenceLosses> Trainer::losses_of_all(Cut cut) {
+  const auto share = [&] {
+    return measure_sequences(model_, device_, *validation_, cut, {ranks_.rank(), ranks_.size()});
+  };
+  if (ranks_.size() == 1) return share();
+  failed_on_all_ = true;  // if anything is thrown
+  const std::vector<std::string> parts = from_all(*ranks_.group, "the losses of the validation", [&] {
+    const std::vector<SequenceLosses> losses = share();
+    return std::string(reinterpret_cast<const char*>(losses.data()), losses.size() * sizeof losses[0]);
+  });
+  failed_on_all_ = false;
+  std::vector<SequenceLosses> all;
+  for (const std::string& part : parts) {
+    all.resize(all.size() + part.size() / sizeof(SequenceLosses));
+    std::memcpy(all.data() + all.size() - part.size() / sizeof(SequenceLosses), part.data(), part.size());
+  }
+  return all;
+}
+
+void Trainer::check_weights() {
+  try {
+    plan_.weights_check.compare(device_, plan_.parameters, *ranks_.group,
+                                "step " + std::to_string(state_.step));
+  } catch (const WeightsDiffer&) {
+    failed_on_all_ = true;
+    throw;
+  }
 }
 
 }  // namespace goat

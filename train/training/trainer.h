@@ -5,12 +5,15 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/token_source.h"
 #include "train/config/config.h"
+#include "train/replicas/ranks.h"
 #include "train/run/checkpoint.h"
 #include "train/training/divergence_watch.h"
 #include "train/training/input_ring.h"
@@ -19,6 +22,13 @@
 
 namespace goat {
 
+// What a rank wants after a step, or what one of them wants and all do.
+struct StepWish {
+  int signal = 0;     // to stop: the signal that came, 0: none
+  int rank = 0;       // to which it came
+  bool save = false;  // a checkpoint is due by the clock of rank 0
+};
+
 // The result of one step.
 struct StepResult {
   StepState scalars;
@@ -26,17 +36,21 @@ struct StepResult {
   std::int64_t sequences = 0;
   std::int64_t tokens = 0;
   double seconds = 0;
+  StepWish wish{};                        // of any rank, the same on all; nothing for one rank
   std::optional<std::string> divergence;  // see DivergenceWatch
 };
 
 // A step is enqueued on the device and runs while the host prepares the next one. Its result comes back one
 // step later.
+//
+// Among several ranks, all make the same calls. Each trains its leaves of the batch; results, states and
+// checkpoints are the same on all.
 class Trainer {
  public:
   // Plans the memory, but does not allocate it. `validation` may be null. `state` is the state in the
-  // checkpoint from which the run continues.
+  // checkpoint from which the run continues. The number of ranks divides config.leaves().
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
-          const RunState& state = {});
+          const RunState& state = {}, Ranks& ranks = Ranks::one());
   Trainer(const Trainer&) = delete;
   ~Trainer();
 
@@ -49,8 +63,9 @@ class Trainer {
 
   // Enqueues the next step of the run, on the next train.batch sequences of the training source. The loss and
   // its gradient are those of train.loss over all targets of the step. Then waits for the step before, if it
-  // still runs, and returns its result. Throws DataError, and what the device throws.
-  std::optional<StepResult> step();
+  // still runs, and returns its result. Several ranks: `own_wish` is called once, as late as it still reaches
+  // the others in this step. Throws DataError, and what the device throws.
+  std::optional<StepResult> step(const std::function<StepWish()>& own_wish = {});
   // Waits for the step that still runs. nullopt if there is none.
   std::optional<StepResult> finish_step();
   // Number of steps enqueued so far, over the whole run.
@@ -59,6 +74,11 @@ class Trainer {
   // train.loss, in nats per token, over the first eval.tokens tokens of the validation source, in whole
   // sequences: at least one, fewer if the source ends earlier. nullopt if there is no validation source.
   std::optional<double> validate();
+
+  // Compares the weights of all ranks: see WeightsCheck.
+  void check_weights();
+  // Whether the exception that was thrown last was thrown on all ranks, at the same place of the run.
+  bool failed_on_all() const { return failed_on_all_ || ranks_.size() == 1; }
 
   // The state after the steps whose results are known, as a checkpoint stores it.
   const RunState& state() const { return state_; }
@@ -79,6 +99,7 @@ class Trainer {
   struct Exchange {
     float controls[3];  // learning_rate, loss_limit and grad_norm_limit of StepState
     StepState scalars;  // after the step
+    double flags[Replicas::flags];  // this rank's
   };
   struct StepEvents {
     std::unique_ptr<DeviceEvent> begin, end;
@@ -91,7 +112,10 @@ class Trainer {
   Exchange& exchange_of(std::int64_t step) const;  // two take turns
   StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 3)]; }
   double seconds_of(std::int64_t step);  // of the running step, once it is complete
+  const StepInputs& next_inputs();
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
+  void enqueue_verdict(std::int64_t step, const std::function<StepWish()>& own_wish);
+  std::vector<SequenceLosses> losses_of_all(Cut cut);
   void record_micro_batch();
   void enqueue_micro_batch();
   void set_spike_limits();
@@ -100,6 +124,7 @@ class Trainer {
   Device& device_;
   TokenSource& training_;
   TokenSource* validation_;
+  Ranks& ranks_;
   TrainingPlan plan_;
   Model& model_;
   SpikeFilter spikes_;
@@ -108,7 +133,7 @@ class Trainer {
   const std::int64_t steps_;
   bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
   bool first_pass_done_ = false;
-  bool consistent_ = true;
+  bool consistent_ = true, failed_on_all_ = false;
   std::optional<RunningStep> running_;  // the step after state_
   std::optional<InputRing> inputs_;
   std::optional<HostBuffer> exchange_;

@@ -1,5 +1,4 @@
 #include "train/training/training_log.h"
-#include "train/config/counted.h"
 
 #include <cmath>
 #include <csignal>
@@ -7,7 +6,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "train/config/counted.h"
 #include "train/memory/memory.h"
+#include "train/replicas/leaves.h"
 #include "train/training/sources.h"
 
 namespace goat {
@@ -39,10 +40,20 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       progress_(trainer.steps(), config.log.interval, scale_),
       seconds_before_(trainer.state().seconds) {}
 
+void TrainingLog::announce_ranks(const RankGroup& ranks) const {
+  if (ranks.size() == 1) return;
+  std::printf("ranks       %d on %s; the gradients of %s are added in a fixed tree\n", ranks.size(),
+              counted(ranks.peers().back().node + 1, "host").c_str(),
+              counted(config_.leaves(), "leaf", "leaves").c_str());
+  if (const std::string note = note_on_leaves(config_, ranks.size()); !note.empty())
+    std::fprintf(stderr, "note: %s\n", note.c_str());
+}
+
 void TrainingLog::announce(const std::string& why, const TokenSource& data,
-                           const std::string& micro_batch_origin) const {
+                           const std::string& micro_batch_origin, const RankGroup& ranks) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
               device_.info().description.c_str(), why.c_str(), trainer_.state().precision.c_str());
+  announce_ranks(ranks);
   std::printf("data        %s\n", data.description().c_str());
   for (const std::string& share : data.shares(static_cast<std::uint64_t>(sequences_in_all())))
     std::printf("            %s\n", share.c_str());
@@ -58,8 +69,8 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data,
   if (scale_.peak)
     std::printf("MFU         relative to %s, %s\n", flops_text(scale_.peak->flops_per_second).c_str(),
                 scale_.peak->source.c_str());
-  std::printf("memory      %s; micro-batch %lld of %s%s\n",
-              bytes_text(trainer_.memory().total_bytes()).c_str(),
+  std::printf("memory      %s%s; micro-batch %lld of %s%s\n",
+              bytes_text(trainer_.memory().total_bytes()).c_str(), ranks.size() > 1 ? " a rank" : "",
               static_cast<long long>(config_.micro_batch()), counted(config_.train.batch, "sequence").c_str(),
               micro_batch_origin.empty() ? "" : (", " + micro_batch_origin).c_str());
   const std::int64_t tokens_a_step = config_.tokens_per_step();
@@ -174,13 +185,14 @@ void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<
               state.loss, checkpoint.empty() ? "not saved" : checkpoint.c_str());
 }
 
-int TrainingLog::stopped(int signal, bool saved) {
+void TrainingLog::stopped(const StepWish& wish, bool saved) {
   progress_.clear();
   note_waiting();
-  std::fprintf(stderr, "stopped after step %lld of %lld by signal %d (%s)%s\n",
+  const std::string at = wish.rank == 0 ? "" : " at rank " + std::to_string(wish.rank);
+  std::fprintf(stderr, "stopped after step %lld of %lld by signal %d (%s)%s%s\n",
                static_cast<long long>(trainer_.state().step), static_cast<long long>(trainer_.steps()),
-               signal, ::strsignal(signal), saved ? "; continue with --resume" : "; NOT saved");
-  return saved ? 4 : 1;
+               wish.signal, ::strsignal(wish.signal), at.c_str(),
+               saved ? "; continue with --resume" : "; NOT saved");
 }
 
 void TrainingLog::note_waiting() const {
@@ -189,12 +201,11 @@ void TrainingLog::note_waiting() const {
   if (!note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
-int TrainingLog::diverged() const {
+void TrainingLog::diverged() const {
   std::fprintf(stderr,
                "error: the last %lld updates were skipped (not finite, or spikes); stopped. The model saved "
                "is the one before them. Lower train.lr, raise train.spike_z, or look at the data.\n",
                static_cast<long long>(trainer_.state().consecutive_skips));
-  return 1;
 }
 
 void TrainingLog::warn_of_skip(const StepResult& result) const {

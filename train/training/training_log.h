@@ -27,7 +27,8 @@ class TrainingLog {
 
   // Prints the settings before the first step. `why` is the reason for choosing the device.
   // micro_batch_origin: see MicroBatchChoice.
-  void announce(const std::string& why, const TokenSource& data, const std::string& micro_batch_origin) const;
+  void announce(const std::string& why, const TokenSource& data, const std::string& micro_batch_origin,
+                const RankGroup& ranks) const;
   void saved(const std::filesystem::path& checkpoint);
   // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
@@ -37,11 +38,12 @@ class TrainingLog {
   // Writes summary.json and prints where the model is. `checkpoint` is the last one, or empty if it could
   // not be saved.
   void finish(const std::filesystem::path& checkpoint, std::optional<double> bayes_optimal_loss);
-  // These report why the run ended early and return the program's exit code.
-  int stopped(int signal, bool saved);
-  int diverged() const;
+  // These report why the run ended early. `wish` is the stop signal and the rank to which it came.
+  void stopped(const StepWish& wish, bool saved);
+  void diverged() const;
 
  private:
+  void announce_ranks(const RankGroup& ranks) const;
   void warn_of_skip(const StepResult& result) const;
   void note_waiting() const;
   std::int64_t sequences_in_all() const;  // of the whole run

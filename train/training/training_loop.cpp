@@ -5,53 +5,107 @@
 #include <utility>
 
 #include "kernels/device_lost.h"
+#include "train/replicas/weights_check.h"
 #include "train/training/stop_signal.h"
 
 namespace goat {
 
 namespace {
+constexpr Phase saving{"save", true};
+
 bool due(std::int64_t interval, std::int64_t steps_done) {
   return interval > 0 && steps_done % interval == 0;
 }
 }  // namespace
 
 TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder& run,
-                           TrainingLog& log, DataRecord data)
+                           TrainingLog& log, DataRecord data, Ranks& ranks)
+    : TrainingLoop(config, device, trainer, &run, &log, run.path(), run.resumed(), std::move(data), ranks) {}
+
+TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder* run,
+                           TrainingLog* log, std::filesystem::path path,
+                           const std::optional<FoundCheckpoint>& resumed, DataRecord data, Ranks& ranks)
     : config_(config),
       device_(device),
       trainer_(trainer),
+      ranks_(ranks),
       run_(run),
       log_(log),
+      path_(std::move(path)),
       data_(std::move(data)),
       first_step_(trainer.state().step) {
-  if (!run.resumed()) return;
-  checkpoint_ = newest_ = run.resumed()->folder;
-  damaged_ = run.resumed()->damaged;
+  if (!resumed) return;
+  checkpoint_ = newest_ = resumed->folder;
+  damaged_ = resumed->damaged;
 }
 
 int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
   try {
-    while (!trainer_.finished() && !diverged_ && !stop_signal()) step();
+    train();
     return finish(bayes_optimal_loss);
+  } catch (const RankLost& error) {
+    ranks_.group->lost(error.rank, error.what());
+    throw;
+  } catch (const RunFailed&) {
+    throw;
   } catch (const DeviceLost& error) {
-    throw std::runtime_error(error.what() + what_is_left());
+    fail_if_alone(error.what(), 1);
+    throw OnAllRanks<std::runtime_error>(error.what() + what_is_left());
+  } catch (const WeightsDiffer& error) {
+    throw OnAllRanks<std::runtime_error>(error.what() + named_newest(""));
   } catch (const DataError& error) {
-    throw DataError(error.what() + save_after_failure());
+    fail_if_alone(error.what(), 3);
+    throw OnAllRanks<DataError>(error.what() + save_after_failure());
   } catch (const std::bad_alloc&) {
-    throw std::runtime_error("out of memory on the host" + save_after_failure());
+    fail_if_alone("out of memory on the host", 1);
+    throw OnAllRanks<std::runtime_error>("out of memory on the host" + save_after_failure());
   } catch (const std::exception& error) {
-    throw std::runtime_error(error.what() + save_after_failure());
+    fail_if_alone(error.what(), 1);
+    throw OnAllRanks<std::runtime_error>(error.what() + save_after_failure());
   }
+}
+
+// The others wait for this rank, which cannot go on.
+void TrainingLoop::fail_if_alone(const std::string& what, int code) {
+  if (!trainer_.failed_on_all()) ranks_.group->fail(what, code);
+}
+
+void TrainingLoop::train() {
+  check_weights();
+  while (!trainer_.finished() && !diverged_ && !stops()) step();
+}
+
+// After a step that has a checkpoint the weights have just been compared.
+void TrainingLoop::check_weights() {
+  if (ranks_.size() > 1) trainer_.check_weights();
+}
+
+// What this rank wants by its own signals and, on rank 0, by the clock: a checkpoint is due if one more step
+// like the latest would exceed checkpoint.minutes.
+StepWish TrainingLoop::own_wish() const {
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_at_;
+  return {.signal = stop_signal(),
+          .rank = ranks_.rank(),
+          .save = ranks_.first() && config_.checkpoint.minutes > 0 &&
+                  since.count() + step_seconds_ > 60 * config_.checkpoint.minutes};
+}
+
+bool TrainingLoop::stops() const { return (ranks_.size() == 1 ? own_wish() : agreed_).signal != 0; }
+
+bool TrainingLoop::save_due() const {
+  return due(config_.checkpoint.interval, trainer_.enqueued()) ||
+         (ranks_.size() == 1 ? own_wish() : agreed_).save;
 }
 
 void TrainingLoop::step() {
   const auto start = std::chrono::steady_clock::now();
-  if (const auto before = trainer_.step()) report(*before, {});
+  if (const auto before = trainer_.step([this] { return own_wish(); })) report(*before, {});
   checkpoint_.clear();
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  const bool save_now = checkpoint_due(taken.count());
-  if (save_now || trainer_.finished() || validation_due() || stop_signal() || !runs_ahead()) settle();
-  if (save_now) save(true);
+  step_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const bool save_now = save_due(), check_now = due(config_.distributed.check_interval, trainer_.enqueued());
+  if (save_now || check_now || trainer_.finished() || validation_due() || stops() || !runs_ahead()) settle();
+  if (check_now) check_weights();
+  if (save_now || (ranks_.size() > 1 && agreed_.save)) save(true);
 }
 
 bool TrainingLoop::validation_due() const { return due(config_.eval.interval, trainer_.enqueued()); }
@@ -79,48 +133,53 @@ void TrainingLoop::settle() {
 }
 
 void TrainingLoop::report(const StepResult& result, std::optional<double> validation_loss) {
+  agreed_ = result.wish;
   diverged_ = result.scalars.consecutive_skips >= config_.train.max_skips;
-  run_.establish(config_);
-  log_.step(result, validation_loss);
-}
-
-// A checkpoint is due every checkpoint.interval steps, or if one more step like this one
-// would exceed checkpoint.minutes.
-bool TrainingLoop::checkpoint_due(double step_seconds) const {
-  if (due(config_.checkpoint.interval, trainer_.enqueued())) return true;
-  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_at_;
-  return config_.checkpoint.minutes > 0 && since.count() + step_seconds > 60 * config_.checkpoint.minutes;
+  if (!run_) return;
+  run_->establish(config_);
+  log_->step(result, validation_loss);
 }
 
 void TrainingLoop::save(bool training_goes_on) {
+  ranks_.group->enter(saving);
   saved_at_ = std::chrono::steady_clock::now();
+  agreed_.save = false;
+  check_weights();
   try {
-    run_.establish(config_);
-    run_.require_in_place();
-    checkpoint_ =
-        save_checkpoint(run_.path(), config_, trainer_.state(), data_, device_, trainer_.parameters());
+    from_first(*ranks_.group, "whether the run folder is in place", [this] {
+      run_->establish(config_);
+      run_->require_in_place();
+      return std::string();
+    });
+    checkpoint_ = save_checkpoint(path_, config_, trainer_.state(), data_, device_, trainer_.parameters(),
+                                  *ranks_.group);
+  } catch (const RunFailed&) {
+    throw;
   } catch (const DeviceLost& error) {
-    log_.not_saved("the GPU was lost", false, newest_);
+    not_saved("the GPU was lost", false);
     if (training_goes_on) throw;
-    log_.warn(error.what());
+    if (log_) log_->warn(error.what());
     return;
   } catch (const std::exception& error) {
-    log_.not_saved(error.what(), training_goes_on, newest_);
-    return;
+    return not_saved(error.what(), training_goes_on);
   }
   newest_ = checkpoint_;
   std::erase(damaged_, checkpoint_);
-  log_.saved(checkpoint_);
+  if (!log_) return;
+  log_->saved(checkpoint_);
   clean_up();
+}
+
+void TrainingLoop::not_saved(const std::string& reason, bool training_goes_on) {
+  if (log_) log_->not_saved(reason, training_goes_on, newest_);
 }
 
 void TrainingLoop::clean_up() {
   try {
-    remove_old_checkpoints(run_.path(), config_.checkpoint.keep, config_.checkpoint.milestone, newest_,
-                           damaged_);
-    run_.checkpoint_stands();
+    remove_old_checkpoints(path_, config_.checkpoint.keep, config_.checkpoint.milestone, newest_, damaged_);
+    run_->checkpoint_stands();
   } catch (const std::exception& error) {
-    log_.warn(std::string("older checkpoints could not be removed: ") + error.what());
+    log_->warn(std::string("older checkpoints could not be removed: ") + error.what());
   }
 }
 
@@ -164,10 +223,14 @@ std::string TrainingLoop::named_newest(const std::string& told) const {
 int TrainingLoop::finish(std::optional<double> bayes_optimal_loss) {
   settle();
   if (checkpoint_.empty()) save(false);
-  if (stop_signal() && !trainer_.finished()) return log_.stopped(stop_signal(), !checkpoint_.empty());
-  log_.finish(checkpoint_, bayes_optimal_loss);
-  if (diverged_) return log_.diverged();
-  return checkpoint_.empty() ? 1 : 0;
+  const bool saved = !checkpoint_.empty();
+  if (stops() && !trainer_.finished()) {
+    if (log_) log_->stopped(ranks_.size() == 1 ? own_wish() : agreed_, saved);
+    return saved ? 4 : 1;
+  }
+  if (log_) log_->finish(checkpoint_, bayes_optimal_loss);
+  if (diverged_ && log_) log_->diverged();
+  return saved && !diverged_ ? 0 : 1;
 }
 
 }  // namespace goat

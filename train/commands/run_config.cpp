@@ -1,0 +1,81 @@
+#include "train/commands/run_config.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "train/replicas/leaves.h"
+#include "train/run/run_folder.h"
+
+namespace goat {
+
+namespace {
+// What the run that is resumed has chosen for itself; 0 if the folder holds none.
+struct Choices {
+  std::int64_t micro_batch = 0, leaves = 0;
+};
+
+Choices choices_before(const TrainOptions& options) {
+  const std::filesystem::path own = config_of_run(run_folder(options));
+  if (!options.resume || own.empty()) return {};
+  try {
+    const Config before = load_config(own.string(), {});
+    return {before.train.micro_batch, before.distributed.leaves};
+  } catch (const ConfigError&) {  // not a run: RunFolder says so
+    return {};
+  }
+}
+
+MicroBatchChoice completed(const Config& config, const Choices& before, const Device& device,
+                           std::size_t bytes, int ranks) {
+  return choose_micro_batch(with_leaves(config, ranks, before.leaves), device, bytes, before.micro_batch,
+                            ranks);
+}
+}  // namespace
+
+std::filesystem::path run_folder(const TrainOptions& options) {
+  if (!options.out.empty()) return options.out;
+  const std::filesystem::path config = options.config;
+  if (config.filename() == "config.toml")  // a run's own config: that run
+    return config.has_parent_path() ? config.parent_path() : std::filesystem::path(".");
+  return std::filesystem::path("runs") / config.stem();
+}
+
+Config chosen_config(const TrainOptions& options, const ConfigNotes& note) {
+  if (!options.config.empty()) return load_config(options.config, options.settings, note);
+  const std::filesystem::path own = config_of_run(run_folder(options));
+  if (own.empty())
+    throw ConfigError("--resume --out " + options.out +
+                      ": there is no run to continue (no config.toml); to begin one, give --config");
+  return load_config(own.string(), options.settings, note);
+}
+
+Config config_to_complete(const TrainOptions& options, const ConfigNotes& note) {
+  TrainOptions free = options;
+  if (options.config.empty())
+    free.settings.insert(free.settings.begin(), {"train.micro_batch=0", "distributed.leaves=0"});
+  return chosen_config(free, note);
+}
+
+MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& options, const Device& device,
+                                 Ranks& ranks) {
+  Choices before;
+  std::istringstream(from_first(*ranks.group, "the choices of the run so far", [&] {
+    const Choices own = choices_before(options);
+    return std::to_string(own.micro_batch) + " " + std::to_string(own.leaves);
+  })) >> before.micro_batch >> before.leaves;
+  return completed(config, before, device, smallest_share(device, *ranks.group), ranks.size());
+}
+
+int planned_ranks(const TrainOptions& options) {
+  return static_cast<int>(std::max<std::int64_t>(options.ranks, 1));
+}
+
+MicroBatchChoice planned_config(const TrainOptions& options, const Device& device, const ConfigNotes& note) {
+  const int ranks = planned_ranks(options);
+  const std::size_t sharing = device.info().name == "cuda" ? 1 : static_cast<std::size_t>(ranks);
+  return completed(config_to_complete(options, note), choices_before(options), device,
+                   usable_memory(device) / sharing, ranks);
+}
+
+}  // namespace goat

@@ -1,0 +1,146 @@
+#include "train/replicas/ranks.h"
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "data/data_error.h"
+#include "kernels/shared_exchange.h"
+#include "train/config/config.h"
+#include "train/ranks/ranks_error.h"
+
+namespace goat {
+
+namespace {
+// Tells the watchdog of every call.
+class WatchedCommunicator final : public Communicator {
+ public:
+  WatchedCommunicator(std::unique_ptr<Communicator> inner, RankGroup& group)
+      : inner_(std::move(inner)), group_(group) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void all_to_all(Device& device, void* receive, const void* send, std::size_t bytes) override {
+    watched([&] { inner_->all_to_all(device, receive, send, bytes); });
+  }
+  void all_gather(Device& device, void* receive, const void* send, std::size_t bytes) override {
+    watched([&] { inner_->all_gather(device, receive, send, bytes); });
+  }
+  void broadcast(Device& device, void* memory, std::size_t bytes, int root) override {
+    watched([&] { inner_->broadcast(device, memory, bytes, root); });
+  }
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override {
+    std::vector<std::vector<std::byte>> all;
+    watched([&] { all = inner_->gather(own); });
+    return all;
+  }
+  void barrier() override {
+    watched([&] { inner_->barrier(); });
+  }
+
+ private:
+  void watched(const std::function<void()>& call) {
+    group_.enqueued(++calls_);
+    call();
+    group_.finished(calls_);
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  RankGroup& group_;
+  std::uint64_t calls_ = 0;
+};
+
+void require_one_host(const RankGroup& group, const std::string& device) {
+  std::set<std::string> hosts;
+  for (const Peer& peer : group.peers()) hosts.insert(peer.host);
+  if (group.peers().back().node == 0 && hosts.size() == 1) return;
+  std::string names;
+  for (const std::string& host : hosts) names += (names.empty() ? "" : ", ") + host;
+  throw RanksError("the ranks are on several hosts (" + names + "), but those of the " + device +
+                       " device exchange their data through the memory of one host; start all ranks on one "
+                       "host (--ranks N)",
+                   2);
+}
+
+std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits) {
+  std::random_device random;
+  const std::uint64_t own = std::uint64_t{random()} << 32 | random();
+  const std::string nonce = group.gather("the name of the shared memory", std::to_string(own)).front();
+  SharedExchangeSetup setup;
+  setup.name = "/goat-" + nonce;
+  setup.nonce = std::stoull(nonce);
+  setup.rank = group.rank();
+  setup.size = group.size();
+  setup.time_limit = limits.long_progress_timeout;  // the watchdog knows more, and ends the run before
+  return std::make_unique<WatchedCommunicator>(std::make_unique<SharedExchange>(setup), group);
+}
+
+enum class Kind : char { said = 's', config = 'c', data = 'd', other = 'o' };
+
+std::string as(Kind kind, const std::string& text) { return std::string(1, static_cast<char>(kind)) + text; }
+
+void throw_what_was_thrown(const std::string& answer, const std::string& by) {
+  const std::string text = by + answer.substr(1);
+  switch (static_cast<Kind>(answer.front())) {
+    case Kind::said: return;
+    case Kind::config: throw OnAllRanks<ConfigError>(text);
+    case Kind::data: throw OnAllRanks<DataError>(text);
+    case Kind::other: break;
+  }
+  throw OnAllRanks<std::runtime_error>(text);
+}
+
+std::string said_or_thrown(const std::function<std::string()>& say) {
+  try {
+    return as(Kind::said, say());
+  } catch (const ConfigError& error) {
+    return as(Kind::config, error.what());
+  } catch (const DataError& error) {
+    return as(Kind::data, error.what());
+  } catch (const std::exception& error) {
+    return as(Kind::other, error.what());
+  }
+}
+}  // namespace
+
+Ranks& Ranks::one() {
+  static Ranks one{std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), single_rank()};
+  return one;
+}
+
+Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options, const Device& device) {
+  if (launch.size == 1) return {std::make_unique<RankGroup>(launch, std::move(fields), options), single_rank()};
+  const std::string name = device.info().name;
+  if (name == "cuda")
+    throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
+  const RankLimits limits = options.limits;
+  auto group = std::make_unique<RankGroup>(launch, std::move(fields), std::move(options));
+  require_one_host(*group, name);
+  auto communicator = connect_devices(*group, limits);
+  return {std::move(group), std::move(communicator)};
+}
+
+std::vector<std::string> from_all(RankGroup& group, std::string_view what,
+                                  const std::function<std::string()>& say) {
+  if (group.size() == 1) return {say()};
+  std::vector<std::string> answers = group.gather(what, said_or_thrown(say));
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const bool own = static_cast<int>(rank) == group.rank();
+    throw_what_was_thrown(answers[rank], own ? "" : name_of(group.peers()[rank]) + ": ");
+    answers[rank].erase(0, 1);
+  }
+  return answers;
+}
+
+std::string from_first(RankGroup& group, std::string_view what, const std::function<std::string()>& say) {
+  if (group.size() == 1) return say();
+  const std::string answer =
+      group.gather(what, group.rank() == 0 ? said_or_thrown(say) : as(Kind::said, "")).front();
+  throw_what_was_thrown(answer, "");
+  return answer.substr(1);
+}
+
+}  // namespace goat
