@@ -31,7 +31,7 @@ GROUPS = {  # of operations, by the names that gpu_check and --profile give them
     "GELU or SwiGLU": r"(gelu|swiglu)_",
     "prior lanes, sink, their gradients": r"prior_lanes_|sink_|softplus_|fourier_table",
     "cross entropy, embedding, optimizer share": (
-        r"cross_entropy|add_loss|embedding_|gradient_norm|adamw|set_zero"
+        r"cross_entropy|add_loss|embedding_|gradient_norm|squared_sums|step_verdict|adamw|set_zero"
     ),
     "other": r"",
 }
@@ -178,7 +178,8 @@ def attention_of_torch(kernels, model, backend):
 def optimizer(kernels, model):
     """name -> milliseconds of a step's update, by the parameters: once a step."""
     times = {}
-    for name in ("gradient_norm", "adamw"):
+    norm = "squared_sums" if any(row["name"] == "squared_sums" for row in kernels.rows) else "gradient_norm"
+    for name in (norm, "adamw"):
         row = kernels.row(name)
         times[name] = row["microseconds"] / 1e3 * model.weights / row["parameters"]
     times["set_zero"] = 4 * model.weights / kernels.row("set_zero")["gigabytes_per_second"] * 1e-6

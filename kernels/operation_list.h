@@ -31,7 +31,8 @@
   X(AttentionBackward, attention_backward)               \
   X(CrossEntropy, cross_entropy)                         \
   X(AddLoss, add_loss)                                   \
-  X(GradientNorm, gradient_norm)                         \
+  X(SquaredSums, squared_sums)                           \
+  X(StepVerdict, step_verdict)                           \
   X(AdamW, adamw)                                        \
   X(Fill, fill)                                          \
   X(Cast, cast)                                          \

@@ -333,19 +333,31 @@ void check(const CrossEntropy& op) {
 
 void check(const AddLoss& op) {
   Signature s("add_loss");
-  s.given("state", op.state);
+  s.given("sum", op.sum);
   s.contiguous("losses", op.losses, f32, {"N"});
   if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
   s.scalar("weight", op.weight, std::isfinite(op.weight), "a finite number");
 }
 
-void check(const GradientNorm& op) {
-  Signature s("gradient_norm");
+void check(const SquaredSums& op) {
+  Signature s("squared_sums");
+  s.elementwise("x", op.x, f32);
+  s.define("chunks", (op.x.elements() + SquaredSums::chunk - 1) / SquaredSums::chunk, "x");
+  s.contiguous("sums", op.sums, f64, {"chunks"});
+}
+
+void check(const StepVerdict& op) {
+  Signature s("step_verdict");
   s.given("state", op.state);
+  s.strided("losses", op.losses, f64, {"N", "k"});
   s.scalar("clip", op.clip, std::isfinite(op.clip) && op.clip >= 0, "a finite number, 0 for no clipping");
-  for (std::size_t i = 0; i < op.grads.size(); ++i) {
-    const std::string field = "grads[" + std::to_string(i) + "]";
-    Signature("gradient_norm").elementwise(field.c_str(), op.grads[i], f32);
+  std::int64_t least = 0;
+  for (std::size_t i = 0; i < op.squares.size(); ++i) {
+    const std::string field = "squares[" + std::to_string(i) + "]";
+    const std::int64_t first = op.squares[i].first;
+    Signature("step_verdict").strided((field + ".sums").c_str(), op.squares[i].sums, f64, {"N", "c"});
+    s.scalar((field + ".first").c_str(), first, first >= least, "at least 0 and at least the one before");
+    least = first;
   }
 }
 

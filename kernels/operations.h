@@ -369,7 +369,7 @@ struct StepState {
   float learning_rate;             // set by the host before the step, like the two limits
   float loss_limit;                // a larger loss is a spike: the update is skipped; 0: no limit
   float grad_norm_limit;           // the same for the gradient norm
-  float loss;                      // sum of weight_n losses[n] over the step's micro-batches
+  float loss;                      // of the step; set by StepVerdict, like all that follows
   float grad_norm;                 // global 2-norm before clipping
   float clip_scale;                // min(1, clip / grad_norm)
   std::int32_t skip_update;        // 0: the update is applied; else one of the reasons below
@@ -378,20 +378,46 @@ struct StepState {
   static constexpr std::int32_t not_finite = 1, spike = 2;  // values of skip_update
 };
 
-// state->loss += sum_n weight weights[n] losses[n], in a fixed order. Absent weights count as 1.
+// AddLoss, SquaredSums and StepVerdict add in double, in one order on every device, so that ranks which share
+// the work decide alike, however many they are: lane l adds terms l, l + sum_lanes, l + 2 sum_lanes, ... one
+// after the other. Then neighbours are added, lanes 0 + 1, 2 + 3, ..., then the neighbours among these sums,
+// until one sum is left.
+inline constexpr std::int64_t sum_lanes = 1024;
+
+// *sum += weight * sum_n weights[n] losses[n]. Absent weights count as 1.
 struct AddLoss {
-  StepState* state = nullptr;
-  Tensor losses;   // f32 [N]
-  Tensor weights;  // f32 [N] optional
+  double* sum = nullptr;  // in device memory, 8-byte aligned, +=
+  Tensor losses;          // f32 [N]
+  Tensor weights;         // f32 [N] optional
   float weight = 1;
 };
 
-// Sets grad_norm, clip_scale, skip_update, consecutive_skips and updates of *state from
-// state->loss and grads.
-struct GradientNorm {
+// sums[i] = sum of x[e]^2 over the elements i chunk <= e < (i+1) chunk, numbered from 0 in each chunk. So a
+// chunk's sum depends neither on its place nor on zeros behind its last element.
+struct SquaredSums {
+  static constexpr std::int64_t chunk = 32768;
+  Tensor sums;  // f64 [ceil(n / chunk)]
+  Tensor x;     // f32, n elements, any shape
+};
+
+// The squared sums of consecutive chunks of a model's gradients, on N ranks: sums, row by row, are those of
+// the chunks first, first + 1, ...
+struct ChunkSums {
+  Tensor sums;             // strided f64 [N, c], row r: of rank r's piece
+  std::int64_t first = 0;  // at least 0
+};
+
+// Sets *state from the step's losses and the squared sums of its gradients:
+//   loss = sum of losses, row by row, one after the other;  grad_norm = sqrt(sum of all squares);
+//   clip_scale, skip_update, consecutive_skips, updates.
+// A chunk's number is that of its term in the sum of squares. Zeros that fill up the last pieces may have the
+// numbers of the chunks that follow in the next tensor, so the bits of grad_norm depend neither on N nor on
+// how the chunks are cut into tensors.
+struct StepVerdict {
   StepState* state = nullptr;
-  std::span<const Tensor> grads;  // f32, each contiguous, any shape
-  float clip = 0;                 // 0: no clipping
+  Tensor losses;                       // strided f64 [N, k], k sums of AddLoss of each rank
+  std::span<const ChunkSums> squares;  // each `first` is at least the one before
+  float clip = 0;                      // 0: no clipping
 };
 
 // How an fp32 master weight is rounded to a bf16 parameter. stochastic: rounds up with probability

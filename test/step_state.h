@@ -1,7 +1,10 @@
-// The scalars of a training step in device memory, as tests of loss, gradient norm and AdamW keep them.
+// The scalars of a training step in device memory, as tests of loss, gradient norm and AdamW keep them, and
+// the verdict over gradients.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <span>
 #include <vector>
 
 #include "kernels/device.h"
@@ -40,14 +43,37 @@ inline StepState fresh_state() {
           .updates = 0};
 }
 
-// The state after GradientNorm over one gradient.
-inline StepState after_norm(Device& device, const StepState& before, const std::vector<double>& grad,
-                            float clip) {
-  const State state(device, before);
+inline std::int64_t chunks_of(const Tensor& grad) {
+  return (grad.elements() + SquaredSums::chunk - 1) / SquaredSums::chunk;
+}
+
+// StepVerdict over `loss` and f32 gradients on one rank. The gradients' chunks follow one another.
+inline void judge(Device& device, StepState* state, double loss, std::span<const Tensor> grads, float clip) {
+  const auto losses = Operand::of(device, {loss}, {1, 1}, "losses", DType::f64);
+  std::deque<Operand> sums;
+  std::vector<ChunkSums> squares;
+  std::int64_t first = 0;
+  for (const Tensor& grad : grads) {
+    const std::int64_t chunks = chunks_of(grad);
+    sums.emplace_back(device, DType::f64, std::initializer_list<std::int64_t>{1, chunks}, "sums");
+    device.run(SquaredSums{sums.back().tensor().select(0, 0), grad});
+    squares.push_back({sums.back(), first});
+    first += chunks;
+  }
+  device.run(StepVerdict{state, losses, squares, clip});
+  device.synchronize();
+}
+
+// The state after the verdict over state.loss and one gradient. What the verdict only writes is poisoned.
+inline StepState after_verdict(Device& device, StepState state, const std::vector<double>& grad, float clip) {
+  const double loss = state.loss;
+  state.loss = state.grad_norm = state.clip_scale = -7;
+  state.skip_update = -7;
+  const State on_device(device, state);
   const auto operand = Operand::of(device, grad, {static_cast<std::int64_t>(grad.size())}, "grad");
   const Tensor grads[] = {operand};
-  device.run(GradientNorm{state.pointer(), grads, clip});
-  return state.get();
+  judge(device, on_device.pointer(), loss, grads, clip);
+  return on_device.get();
 }
 
 }  // namespace goat::test

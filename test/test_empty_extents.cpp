@@ -178,12 +178,14 @@ TEST_CASE("loss, norm, optimizer and softplus: nothing to sum up, nothing to mov
     const Operand none(device, DType::f32, {0}, "none");
     DeviceBuffer memory(device, sizeof(StepState));
     StepState state{};
-    state.loss = 2.5f;
     device.upload(memory.data(), &state, sizeof state);
     auto* on_device = static_cast<StepState*>(memory.data());
-    device.run(AddLoss{on_device, none, {}, 1});
-    const Tensor grads[] = {none};
-    device.run(GradientNorm{on_device, grads, 1});
+    const auto loss = Operand::of(device, {2.5}, {1, 1}, "loss", DType::f64);
+    device.run(AddLoss{loss.tensor().as<double>(), none, {}, 1});
+    const Operand sums(device, DType::f64, {1, 0}, "sums");
+    device.run(SquaredSums{sums.tensor().select(0, 0), none});
+    const ChunkSums squares[] = {{sums, 0}};
+    device.run(StepVerdict{on_device, loss, squares, 1});
     device.run(AdamW{on_device, none, {}, none, none, none});
     device.run(SoftplusForward{none, none});
     device.run(SoftplusBackward{none, none, none});
@@ -191,8 +193,10 @@ TEST_CASE("loss, norm, optimizer and softplus: nothing to sum up, nothing to mov
     CHECK(state.loss == 2.5f);
     CHECK(state.grad_norm == 0);
     CHECK(state.updates == 1);
-    device.run(GradientNorm{on_device, {}, 1});
+    const Operand no_losses(device, DType::f64, {3, 0}, "losses");
+    device.run(StepVerdict{on_device, no_losses, {}, 1});
     device.download(&state, memory.data(), sizeof state);
+    CHECK(state.loss == 0);
     CHECK(state.updates == 2);
   });
 }

@@ -8,6 +8,7 @@
 #include "test/catch.h"
 #include "test/model_variants.h"
 #include "test/operand.h"
+#include "test/step_state.h"
 #include "test/tiny_model.h"
 #include "train/memory/memory.h"
 
@@ -25,7 +26,7 @@ void update(TestModel& test) {
   auto* const state = static_cast<StepState*>(memory.data());
   std::vector<Tensor> gradients;
   for (const auto& group : test.parameters.groups()) gradients.push_back(group.grad);
-  test.device.run(GradientNorm{.state = state, .grads = gradients, .clip = 1});
+  goat::test::judge(test.device, state, 0, gradients, 1);
   for (const auto& group : test.parameters.groups())
     test.device.run(AdamW{.state = state,
                           .param = group.value,

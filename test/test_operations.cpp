@@ -532,19 +532,48 @@ TEST_CASE("operand checks: cross entropy") {
         "cross_entropy: targets [7] i32: expected shape [N] = [6] (N = 6 in logits)");
 }
 
-TEST_CASE("operand checks: optimizer") {
-  CHECK(complaint(AddLoss{&state, f32({6}), f32({6})}) == "");
-  CHECK(complaint(AddLoss{nullptr, f32({6}), {}}) == "add_loss: state is missing");
-  CHECK(complaint(AddLoss{&state, f32({6}), f32({5})}) ==
+TEST_CASE("operand checks: loss and squares of a step, and the verdict over them") {
+  CHECK(complaint(AddLoss{memory, f32({6}), f32({6})}) == "");
+  CHECK(complaint(AddLoss{nullptr, f32({6}), {}}) == "add_loss: sum is missing");
+  CHECK(complaint(AddLoss{memory, f32({6}), f32({5})}) ==
         "add_loss: weights [5] f32: expected shape [N] = [6] (N = 6 in losses)");
 
-  const Tensor good[] = {f32({3, 4}), f32({5}), f32({0, 2})};
-  const Tensor bad[] = {f32({3, 4}), bf16({5})};
-  CHECK(complaint(GradientNorm{&state, good, 1.0f}) == "");
-  CHECK(complaint(GradientNorm{&state, good, -1.0f}) ==
-        "gradient_norm: clip = -1: expected a finite number, 0 for no clipping");
-  CHECK(complaint(GradientNorm{&state, bad, 1.0f}) == "gradient_norm: grads[1] [5] bf16: expected f32");
+  CHECK(complaint(SquaredSums{f64({3}), f32({5, 16384})}) == "");
+  CHECK(complaint(SquaredSums{f64({2}), f32({4, 16384})}) == "");
+  CHECK(complaint(SquaredSums{f64({0}), f32({0, 2})}) == "");
+  CHECK(complaint(SquaredSums{f64({2}), f32({5, 16384})}) ==
+        "squared_sums: sums [2] f64: expected shape [chunks] = [3] (chunks = 3 in x)");
+  CHECK(complaint(SquaredSums{f32({1}), f32({5})}) == "squared_sums: sums [1] f32: expected f64");
+  CHECK(complaint(SquaredSums{f64({1}), bf16({5})}) == "squared_sums: x [5] bf16: expected f32");
+  CHECK(complaint(SquaredSums{f64({1}), f32({5, 9}).slice(1, 0, 8)}) ==
+        "squared_sums: x [5, 8] f32: expected a contiguous tensor");
 
+  const ChunkSums good[] = {{f64({2, 5}), 0}, {f64({2, 7}).slice(1, 0, 4), 9}, {f64({1, 0}), 9}};
+  const StepVerdict verdict{&state, f64({2, 4}).slice(1, 1, 2), good, 1};
+  CHECK(complaint(verdict) == "");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.state = nullptr; }) == "step_verdict: state is missing");
+  CHECK(complaint(verdict, [](StepVerdict& op) {
+          op.losses = f32({2, 1});
+        }) == "step_verdict: losses [2, 1] f32: expected f64");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.losses = f64({2}); }) ==
+        "step_verdict: losses [2] f64: expected shape [N, k]");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.clip = -1; }) ==
+        "step_verdict: clip = -1: expected a finite number, 0 for no clipping");
+  const auto complaint_of = [&](const ChunkSums& second) {
+    const ChunkSums squares[] = {{f64({2, 5}), 3}, second};
+    return complaint(verdict, [&](StepVerdict& op) { op.squares = squares; });
+  };
+  CHECK(complaint_of({f64({1, 5}), 3}) == "");
+  CHECK(complaint_of({f64({5}), 4}) == "step_verdict: squares[1].sums [5] f64: expected shape [N, c]");
+  CHECK(complaint_of({f32({1, 5}), 4}) == "step_verdict: squares[1].sums [1, 5] f32: expected f64");
+  CHECK(complaint_of({f64({1, 5}), 2}) ==
+        "step_verdict: squares[1].first = 2: expected at least 0 and at least the one before");
+  const ChunkSums negative[] = {{f64({1, 5}), -1}};
+  CHECK(complaint(verdict, [&](StepVerdict& op) { op.squares = negative; }) ==
+        "step_verdict: squares[0].first = -1: expected at least 0 and at least the one before");
+}
+
+TEST_CASE("operand checks: optimizer") {
   CHECK(complaint(adamw()) == "");
   CHECK(complaint(adamw(), [](AdamW& op) { op.param = bf16({9}); }) == "adamw: master is missing");
   CHECK(complaint(adamw(), [](AdamW& op) { op.m = f32({8}); }) ==

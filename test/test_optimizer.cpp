@@ -14,13 +14,15 @@
 
 using goat::AdamW;
 using goat::AddLoss;
+using goat::ChunkSums;
 using goat::Device;
 using goat::DType;
-using goat::GradientNorm;
 using goat::Rounding;
+using goat::SquaredSums;
 using goat::StepState;
+using goat::StepVerdict;
 using goat::Tensor;
-using goat::test::after_norm;
+using goat::test::after_verdict;
 using goat::test::fresh_state;
 using goat::test::Operand;
 using goat::test::Rng;
@@ -129,19 +131,22 @@ TEST_CASE("gradient norm, loss and adamw: the same bits in every order of the wo
                losses = Operand::normal(*device, rng, {tokens}, "losses"),
                weights = Operand::normal(*device, rng, {n}, "weights");
     const Values start = weights.values();
-    const Tensor grads[] = {grad, losses};
     goat::test::check_schedules(name, [&, type = dtype] {
       const State state(*device, fresh_state());
       const auto master = Operand::of(*device, start, {n}, "master"), m = Operand::zeros(*device, {n}, "m"),
                  v = Operand::zeros(*device, {n}, "v");
       const Operand param(*device, type, {n}, "param");
-      device->run(AddLoss{state.pointer(), losses, {}, 0.25f});
-      device->run(GradientNorm{state.pointer(), grads, 1.0f});
+      const auto loss = Operand::of(*device, {1}, {1, 1}, "loss", DType::f64);
+      const Operand sums(*device, DType::f64, {1, goat::test::chunks_of(grad)}, "sums");
+      device->run(AddLoss{loss.tensor().as<double>(), losses, {}, 0.25f});
+      device->run(SquaredSums{sums.tensor().select(0, 0), grad});
+      const std::vector<ChunkSums> squares(70, {sums, 0});  // more than one launch takes
+      device->run(StepVerdict{state.pointer(), loss, squares, 1.0f});
       AdamW op{state.pointer(), param, master, m, v, grad};
       op.rounding = Rounding::stochastic;
       device->run(op);
       Values all{state.get().loss, state.get().grad_norm};
-      for (const Operand* operand : {&param, &master, &m, &v}) {
+      for (const Operand* operand : {&loss, &sums, &param, &master, &m, &v}) {
         const Values values = operand->values();
         all.insert(all.end(), values.begin(), values.end());
       }
@@ -219,7 +224,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "gradient norm: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
+    "step verdict: a loss or norm above its limit is a spike, skipped and counted; not finite comes first") {
   for (const std::string& name : goat::test::device_names()) {
     const auto device = goat::test::open_tested(name);
     INFO("device " << name);
@@ -228,7 +233,7 @@ TEST_CASE(
       state.loss = loss;
       state.loss_limit = loss_limit;
       state.grad_norm_limit = norm_limit;
-      const StepState after = after_norm(*device, state, {grad}, 0);
+      const StepState after = after_verdict(*device, state, {grad}, 0);
       CHECK(after.consecutive_skips == (after.skip_update ? 1 : 0));
       CHECK(after.updates == (after.skip_update ? 0 : 1));
       return after.skip_update;
@@ -261,7 +266,7 @@ TEST_CASE("adamw: a skipped update leaves every bit as it was") {
     std::vector<std::vector<unsigned char>> before;
     for (const Operand* operand : {&param, &master, &m, &v}) before.push_back(bytes_of(*device, *operand));
 
-    device->run(GradientNorm{state.pointer(), grads, 1.0f});
+    goat::test::judge(*device, state.pointer(), 1, grads, 1.0f);
     AdamW op{state.pointer(), param, master, m, v, grad};
     op.weight_decay = 0.1f;
     op.rounding = Rounding::stochastic;

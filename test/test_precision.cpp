@@ -46,7 +46,7 @@ struct Training {
       for (const double value : values(group.grad)) all.push_back(value);
     return all;
   }
-  // Fills the gradients, and sets the scalars as GradientNorm does for update number `update`.
+  // Fills the gradients, and sets the scalars as StepVerdict does for update number `update`.
   void set_gradients(std::int64_t update, float learning_rate, const std::function<float()>& draw) {
     for (const auto& group : plan.parameters.groups()) {
       std::vector<float> grad(static_cast<std::size_t>(group.elements));

@@ -64,7 +64,7 @@ def test_a_profile_has_every_operation_of_a_step_beside_its_limit(profiled):
         "attention_backward": layers * micro_batches,
         "linear_gelu_forward mlp.up": layers * micro_batches,
         "linear_backward_weight head": micro_batches,
-        "gradient_norm": 1,
+        "step_verdict": 1,
     }.items():
         assert rows[name]["calls"] == calls
         assert name in printed

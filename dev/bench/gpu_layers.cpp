@@ -140,14 +140,14 @@ void bench_classifier(Bench& bench, const Model& model) {
   const std::int64_t n = model.tokens(), vocab = bench.size(50257, 500), padded = bench.size(50304, 512);
   const Tensor logits = arena.tensor(bf16, {n, padded}, "logits"), losses = arena.tensor(f32, {n}, "losses"),
                targets = arena.integers({n}, static_cast<std::int32_t>(vocab), "targets"),
-               state = arena.zeros(DType::i32, {64}, "state");
+               loss_sum = arena.zeros(DType::f64, {1}, "loss_sum");
   bench.time("cross_entropy",
              CrossEntropy{logits, losses, targets, {}, 1.0f / static_cast<float>(n), vocab, false},
              facts_of(model));
   bench.time("cross_entropy_backward",
              CrossEntropy{logits, losses, targets, {}, 1.0f / static_cast<float>(n), vocab, true},
              facts_of(model));
-  bench.time("add_loss", AddLoss{static_cast<StepState*>(state.data), losses, {}, 1e-6f}, facts_of(model));
+  bench.time("add_loss", AddLoss{loss_sum.as<double>(), losses, {}, 1e-6f}, facts_of(model));
 }
 
 // The MLP's GELU by kernels of its own and by the epilogues of cuBLASLt: up forward, down backward.
@@ -232,8 +232,11 @@ void bench_optimizer(Bench& bench) {
                grad = arena.tensor(f32, {n}, "grad"), memory = arena.zeros(DType::i32, {64}, "state");
   auto* state = static_cast<StepState*>(memory.data);
   const nlohmann::ordered_json facts = {{"parameters", n}};
-  const std::vector<Tensor> grads(4, grad);
-  bench.time("gradient_norm", GradientNorm{state, grads, 1.0f}, facts);
+  const Tensor sums = arena.zeros(DType::f64, {(n + SquaredSums::chunk - 1) / SquaredSums::chunk}, "sums"),
+               loss_sum = arena.zeros(DType::f64, {1, 1}, "loss_sum");
+  const std::vector<ChunkSums> squares(8, ChunkSums{sums.reshape({1, sums.elements()}), 0});
+  bench.time("squared_sums", SquaredSums{sums, grad}, facts);
+  bench.time("step_verdict", StepVerdict{state, loss_sum, squares, 1.0f}, {{"parameters", 8 * n}});
   bench.time("adamw", AdamW{state, param, master, m, v, grad}, facts);
   AdamW stochastic{state, param, master, m, v, grad};
   stochastic.rounding = Rounding::stochastic;

@@ -31,7 +31,6 @@ class CpuDevice : public Device {
   std::size_t workspace(const PriorLanesBackward& op) const override;
   std::size_t workspace(const AttentionForward& op) const override;
   std::size_t workspace(const AttentionBackward& op) const override;
-  std::size_t workspace(const GradientNorm& op) const override;
 
  protected:
 #define GOAT_OVERRIDE_LAUNCH(Operation, name) void launch(const Operation& op) override;

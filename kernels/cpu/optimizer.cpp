@@ -1,8 +1,7 @@
-// Loss, gradient norm and AdamW. Sums are computed over blocks of fixed size, and the blocks are added in
-// order, so that no result depends on the number of threads.
+// Loss, gradient norm and AdamW. No result depends on the number of threads.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <numeric>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/simd.h"
@@ -12,32 +11,40 @@ namespace goat {
 namespace {
 constexpr std::int64_t block_size = 16384;  // elements per thread and work item
 
-std::int64_t blocks_of(std::int64_t count) { return (count + block_size - 1) / block_size; }
+// The lanes of a sum (sum_lanes in operations.h).
+using Lanes = std::array<double, sum_lanes>;
 
-SIMD_CLONES double sum_of_losses(const float* losses, const float* weights, std::int64_t count) {
-  double total = 0;
-#pragma omp simd reduction(+ : total)
-  for (std::int64_t n = 0; n < count; ++n)
-    total += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
-  return total;
+SIMD_CLONES void add_losses(double* __restrict lanes, const float* __restrict losses,
+                            const float* __restrict weights, std::int64_t count) {
+  for (std::int64_t first = 0; first < count; first += sum_lanes) {
+    const std::int64_t terms = std::min(sum_lanes, count - first);
+#pragma omp simd
+    for (std::int64_t l = 0; l < terms; ++l)
+      lanes[l] += static_cast<double>(losses[first + l]) * (weights ? weights[first + l] : 1.0f);
+  }
 }
 
-SIMD_CLONES double sum_of_squares(const float* values, std::int64_t count) {
-  double total = 0;
-#pragma omp simd reduction(+ : total)
-  for (std::int64_t i = 0; i < count; ++i) total += static_cast<double>(values[i]) * values[i];
-  return total;
+// In double the squares are exact, without overflow or underflow.
+SIMD_CLONES void add_squares(double* __restrict lanes, const float* __restrict values, std::int64_t count) {
+  for (std::int64_t first = 0; first < count; first += sum_lanes) {
+    const std::int64_t terms = std::min(sum_lanes, count - first);
+#pragma omp simd
+    for (std::int64_t l = 0; l < terms; ++l)
+      lanes[l] += static_cast<double>(values[first + l]) * values[first + l];
+  }
 }
 
-// parts [blocks]: memory for the sums of the blocks.
-double sum_of_squares(const Tensor& tensor, double* parts) {
-  const std::int64_t count = tensor.elements(), blocks = blocks_of(count);
-  const float* values = tensor.as<float>();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t block = 0; block < blocks; ++block)
-    parts[block] =
-        sum_of_squares(values + block * block_size, std::min(block_size, count - block * block_size));
-  return std::accumulate(parts, parts + blocks, 0.0);
+double sum_of(Lanes lanes) {
+  for (std::size_t sums = lanes.size() / 2; sums > 0; sums /= 2)
+    for (std::size_t i = 0; i < sums; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+  return lanes[0];
+}
+
+// Calls body(values, count) with each row of a matrix.
+template <class Body>
+void for_each_row(const Tensor& matrix, Body body) {
+  for (std::int64_t r = 0; r < matrix.shape[0]; ++r)
+    body(matrix.as<double>() + r * matrix.stride[0], matrix.shape[1]);
 }
 
 struct AdamCoefficients {
@@ -72,34 +79,56 @@ SIMD_CLONES void adamw_block(float* param, float* weights, float* __restrict m, 
 }
 }  // namespace
 
-// Uses one thread, because N is small.
+// Uses one thread, because N is small. Memory traffic: 4 bytes a token (8 with weights).
 void CpuDevice::launch(const AddLoss& op) {
-  const double sum =
-      op.weight * sum_of_losses(op.losses.as<float>(), op.weights.as<float>(), op.losses.elements());
-  op.state->loss = static_cast<float>(op.state->loss + sum);
+  Lanes lanes{};
+  add_losses(lanes.data(), op.losses.as<float>(), op.weights.as<float>(), op.losses.elements());
+  *op.sum = std::fma(static_cast<double>(op.weight), sum_of(lanes), *op.sum);
 }
 
-// The sums of the blocks of the largest gradient.
-std::size_t CpuDevice::workspace(const GradientNorm& op) const {
-  std::int64_t blocks = 0;
-  for (const Tensor& grad : op.grads) blocks = std::max(blocks, blocks_of(grad.elements()));
-  return static_cast<std::size_t>(blocks) * sizeof(double);
+// A thread owns chunks. Memory traffic: x once.
+void CpuDevice::launch(const SquaredSums& op) {
+  const std::int64_t count = op.x.elements(), chunks = op.sums.elements();
+  const auto* x = op.x.as<float>();
+  auto* sums = op.sums.as<double>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    const std::int64_t first = i * SquaredSums::chunk;
+    Lanes lanes{};
+    add_squares(lanes.data(), x + first, std::min(SquaredSums::chunk, count - first));
+    sums[i] = sum_of(lanes);
+  }
 }
 
-// A thread owns blocks of each gradient. Moves 4 bytes per parameter.
-void CpuDevice::launch(const GradientNorm& op) {
-  auto* parts = static_cast<double*>(workspace_.take(op));
-  double squares = 0;
-  for (const Tensor& grad : op.grads) squares += sum_of_squares(grad, parts);
-  StepState& state = *op.state;
+namespace {
+void judge(StepState& state, double loss, double squares, float clip) {
+  state.loss = static_cast<float>(loss);
   state.grad_norm = static_cast<float>(std::sqrt(squares));
-  state.clip_scale = op.clip > 0 && state.grad_norm > op.clip ? op.clip / state.grad_norm : 1.0f;
+  state.clip_scale = clip > 0 && state.grad_norm > clip ? clip / state.grad_norm : 1.0f;
   const bool finite = std::isfinite(state.loss) && std::isfinite(state.grad_norm);
   const auto above = [](float value, float limit) { return limit > 0 && value > limit; };
   const bool spike = above(state.loss, state.loss_limit) || above(state.grad_norm, state.grad_norm_limit);
   state.skip_update = !finite ? StepState::not_finite : spike ? StepState::spike : 0;
   state.consecutive_skips = state.skip_update ? state.consecutive_skips + 1 : 0;
   state.updates += state.skip_update ? 0 : 1;
+}
+}  // namespace
+
+// Uses one thread: there is one sum of squares for 32768 elements of the model.
+void CpuDevice::launch(const StepVerdict& op) {
+  double loss = 0;
+  for_each_row(op.losses, [&](const double* losses, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) loss += losses[i];
+  });
+  Lanes lanes{};
+  for (const auto& [sums, first] : op.squares) {
+    std::int64_t number = first;
+    for_each_row(sums, [&](const double* squares, std::int64_t count) {
+      for (std::int64_t i = 0; i < count; ++i)
+        lanes[static_cast<std::size_t>(number++ % sum_lanes)] += squares[i];
+    });
+  }
+  judge(*op.state, loss, sum_of(lanes), op.clip);
 }
 
 // A thread owns blocks of the parameter. Moves 28 bytes per parameter, or 36 with a separate master copy.

@@ -1,4 +1,4 @@
-// Loss, gradient norm and AdamW.
+// Loss, gradient norm and AdamW. AddLoss, SquaredSums and StepVerdict add as the cpu device does, to the bit.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -13,62 +13,104 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-constexpr int sum_threads = 1024;  // threads of a block that finishes a sum alone
+constexpr int quad = 4;  // elements that a thread takes at a time: 16 bytes of f32
 
-__global__ void __launch_bounds__(sum_threads)
-    add_loss_kernel(StepState* state, const float* losses, const float* weights, float weight,
-                    std::int64_t count) {
-  double sum = 0;
-  for (std::int64_t n = threadIdx.x; n < count; n += sum_threads)
-    sum += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
-  sum = block_sum<sum_threads>(sum);
-  if (threadIdx.x == 0) state->loss = static_cast<float>(state->loss + weight * sum);
+// The first `count` of four consecutive elements, and zeros. With `vectors` and count == 4 this is one access
+// of 16 bytes.
+__device__ __forceinline__ void load(float (&values)[quad], const float* source, int count, bool vectors) {
+  if (vectors && count == quad) {
+    const uint4 bits = *reinterpret_cast<const uint4*>(source);
+    memcpy(&values, &bits, sizeof bits);
+  } else {
+#pragma unroll
+    for (int e = 0; e < quad; ++e) values[e] = e < count ? source[e] : 0.0f;
+  }
 }
 
-// -------------------------------------------------------------------------------------------- gradient norm
-constexpr int norm_threads = 256;
-constexpr std::int64_t norm_chunk = 32768;  // elements that a block takes
+// ------------------------------------------------------------------------------------------ sums of a step
+constexpr int lane_threads = sum_lanes;         // threads of a block in which each adds one lane
+constexpr int quad_threads = sum_lanes / quad;  // and in which thread t adds the lanes 4t .. 4t+3
 
-// The tensors of one launch. Block b takes a chunk of the last tensor i with first_block[i] <= b.
-struct GradientList {
-  static constexpr int capacity = 64;
-  const float* data[capacity];
-  std::int64_t elements[capacity];
-  unsigned first_block[capacity + 1];
-  int tensors;
-};
+// The sum of a block's values in the order of sum_lanes: neighbours, then neighbours among their sums. All
+// threads receive it. A kernel calls this once.
+template <int threads>
+__device__ __forceinline__ double sum_of_neighbours(double value) {
+  constexpr int warps = threads / 32;
+  static_assert(threads % 32 == 0 && warps <= 32 && (warps & (warps - 1)) == 0);
+  GOAT_SHARED(partial, double[warps]);
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) value += __shfl_xor_sync(all_lanes, value, offset);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  double total = partial[threadIdx.x % warps];
+#pragma unroll
+  for (int offset = 1; offset < warps; offset *= 2) total += __shfl_xor_sync(all_lanes, total, offset);
+  return total;
+}
+
+__global__ void __launch_bounds__(lane_threads)
+    add_loss_kernel(double* sum, const float* losses, const float* weights, float weight,
+                    std::int64_t count) {
+  double lane = 0;
+  for (std::int64_t n = threadIdx.x; n < count; n += sum_lanes)
+    lane += static_cast<double>(losses[n]) * (weights ? weights[n] : 1.0f);
+  const double total = sum_of_neighbours<lane_threads>(lane);
+  if (threadIdx.x == 0) *sum = fma(static_cast<double>(weight), total, *sum);
+}
 
 // In double the squares are exact, without overflow or underflow.
-__device__ __forceinline__ double sum_of_squares(const float* values, std::int64_t count) {
-  constexpr int width = Vector<float>::size;
-  double sum = 0;
-  std::int64_t done = 0;
-  if (reinterpret_cast<std::uintptr_t>(values) % 16 == 0) {
-    done = count / width * width;
-    for (std::int64_t i = threadIdx.x * width; i < done; i += norm_threads * width) {
-      const auto vector = Vector<float>::load(values + i);
+__global__ void __launch_bounds__(quad_threads)
+    squared_sums_kernel(double* sums, const float* x, std::int64_t elements, bool vectors) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * SquaredSums::chunk, left = elements - first;
+  const int count = static_cast<int>(left < SquaredSums::chunk ? left : SquaredSums::chunk);
+  double lanes[quad] = {};
+  for (int i = static_cast<int>(threadIdx.x) * quad; i < count; i += sum_lanes) {
+    float values[quad];
+    load(values, x + first + i, min(count - i, quad), vectors);
 #pragma unroll
-      for (int e = 0; e < width; ++e) sum += static_cast<double>(vector[e]) * vector[e];
-    }
+    for (int e = 0; e < quad; ++e) lanes[e] += static_cast<double>(values[e]) * values[e];
   }
-  for (std::int64_t i = done + threadIdx.x; i < count; i += norm_threads)
-    sum += static_cast<double>(values[i]) * values[i];
+  const double total = sum_of_neighbours<quad_threads>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+struct Matrix {
+  const double* data;
+  std::int64_t rows, columns, stride;
+};
+
+// The sums of squares that one launch adds. Further launches go on with the lanes of the one before.
+struct SquaresList {
+  static constexpr int capacity = 64;
+  Matrix sums[capacity];
+  std::int64_t first[capacity];
+  int count;
+  bool begins, ends;
+};
+
+// The step's loss. The sums are few: one of each leaf.
+__device__ __forceinline__ double sum_of(const Matrix& losses) {
+  double sum = 0;
+  for (std::int64_t r = 0; r < losses.rows; ++r)
+    for (std::int64_t c = 0; c < losses.columns; ++c) sum += losses.data[r * losses.stride + c];
   return sum;
 }
 
-__global__ void __launch_bounds__(norm_threads)
-    squares_kernel(double* partial, const __grid_constant__ GradientList list) {
-  int i = 0;
-  while (i + 1 < list.tensors && list.first_block[i + 1] <= blockIdx.x) ++i;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x - list.first_block[i]) * norm_chunk;
-  const std::int64_t left = list.elements[i] - first, count = left < norm_chunk ? left : norm_chunk;
-  const double total = block_sum<norm_threads>(sum_of_squares(list.data[i] + first, count));
-  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+// Adds the squares whose chunks belong to the thread's lane.
+__device__ __forceinline__ double lane_of(const SquaresList& list, double lane) {
+  for (int t = 0; t < list.count; ++t) {
+    const Matrix& sums = list.sums[t];
+    const std::int64_t count = sums.rows * sums.columns;
+    std::int64_t i = (threadIdx.x + sum_lanes - list.first[t] % sum_lanes) % sum_lanes;
+    for (; i < count; i += sum_lanes) lane += sums.data[i / sums.columns * sums.stride + i % sums.columns];
+  }
+  return lane;
 }
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) <= FLT_MAX; }
 
-__device__ __forceinline__ void judge(StepState& state, double squares, float clip) {
+__device__ __forceinline__ void judge(StepState& state, double loss, double squares, float clip) {
+  state.loss = static_cast<float>(loss);
   state.grad_norm = static_cast<float>(sqrt(squares));
   state.clip_scale = clip > 0 && state.grad_norm > clip ? clip / state.grad_norm : 1.0f;
   const bool finite = is_finite(state.loss) && is_finite(state.grad_norm);
@@ -79,17 +121,20 @@ __device__ __forceinline__ void judge(StepState& state, double squares, float cl
   state.updates += state.skip_update ? 0 : 1;
 }
 
-__global__ void __launch_bounds__(sum_threads)
-    finish_norm_kernel(StepState* state, const double* partial, std::int64_t partials, float clip) {
-  double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < partials; i += sum_threads) sum += partial[i];
-  sum = block_sum<sum_threads>(sum);
-  if (threadIdx.x == 0) judge(*state, sum, clip);
+__global__ void __launch_bounds__(lane_threads)
+    step_verdict_kernel(StepState* state, const Matrix losses, float clip, double* lanes,
+                        const __grid_constant__ SquaresList list) {
+  const double lane = lane_of(list, list.begins ? 0.0 : lanes[threadIdx.x]);
+  if (!list.ends) {
+    lanes[threadIdx.x] = lane;
+    return;
+  }
+  const double squares = sum_of_neighbours<lane_threads>(lane);
+  if (threadIdx.x == 0) judge(*state, sum_of(losses), squares, clip);
 }
 
 // ---------------------------------------------------------------------------------------------------- adamw
 constexpr int adamw_threads = 256;
-constexpr int quad = 4;  // elements that a thread updates at a time: 16 bytes of f32
 
 template <class P>
 struct AdamWOperands {
@@ -106,17 +151,8 @@ struct AdamWOperands {
   bool vectors;              // all operands are aligned to quads
 };
 
-// The first `count` of four consecutive elements. With `vectors` and count == 4 this is one access of 16
-// bytes, or of 8 bytes where bf16 is stored.
-__device__ __forceinline__ void load(float (&values)[quad], const float* source, int count, bool vectors) {
-  if (vectors && count == quad) {
-    const uint4 bits = *reinterpret_cast<const uint4*>(source);
-    memcpy(&values, &bits, sizeof bits);
-  } else {
-#pragma unroll
-    for (int e = 0; e < quad; ++e) values[e] = e < count ? source[e] : 0.0f;
-  }
-}
+// The first `count` of four elements. With `vectors` and count == 4 this is one access of 16 bytes, or of 8
+// where they are bf16.
 template <class T>
 __device__ __forceinline__ void store(T* target, const T (&values)[quad], int count, bool vectors) {
   using Bits = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
@@ -222,43 +258,44 @@ bool aligned_to_quads(const Tensor& tensor) {
 
 // One block, because N is small. Memory traffic: 4 bytes a token (8 with weights).
 void CudaDevice::launch(const AddLoss& op) {
-  enqueue(add_loss_kernel, 1, sum_threads, 0, stream_, op.state, op.losses.as<float>(),
+  enqueue(add_loss_kernel, 1, lane_threads, 0, stream_, op.sum, op.losses.as<float>(),
           op.weights ? op.weights.as<float>() : nullptr, op.weight, op.losses.elements());
 }
 
-namespace {
-std::int64_t norm_chunks(const Tensor& grad) { return divide_up(grad.elements(), norm_chunk); }
-}  // namespace
-
-// The sums of the chunks of all gradients.
-std::size_t CudaDevice::workspace(const GradientNorm& op) const {
-  std::int64_t chunks = 0;
-  for (const Tensor& grad : op.grads) chunks += norm_chunks(grad);
-  return static_cast<std::size_t>(chunks) * sizeof(double);
+// A block takes a chunk, a thread 16 bytes at a time. Memory traffic: x once.
+void CudaDevice::launch(const SquaredSums& op) {
+  const std::int64_t chunks = op.sums.elements();
+  if (chunks == 0) return;
+  enqueue(squared_sums_kernel, chunks, quad_threads, 0, stream_, data_of<double>(op.sums),
+          data_of<float>(op.x), op.x.elements(), aligned_to_quads(op.x));
 }
 
-// A block sums a chunk of one gradient; a thread takes 16 bytes at a time. One launch covers many
-// tensors. Then one block adds the chunks in their order and sets the state of the step. Memory traffic:
-// the gradients once.
-void CudaDevice::launch(const GradientNorm& op) {
-  auto* partial = static_cast<double*>(workspace_.take(op));
-  std::int64_t done = 0;
-  GradientList list{};
-  const auto flush = [&] {
-    const unsigned blocks = list.first_block[list.tensors];
-    if (blocks > 0) enqueue(squares_kernel, blocks, norm_threads, 0, stream_, partial + done, list);
-    done += blocks;
-    list.tensors = 0;
-  };
-  for (const Tensor& grad : op.grads) {
-    const int i = list.tensors++;
-    list.data[i] = data_of<float>(grad);
-    list.elements[i] = grad.elements();
-    list.first_block[i + 1] = list.first_block[i] + static_cast<unsigned>(norm_chunks(grad));
-    if (list.tensors == GradientList::capacity) flush();
-  }
-  flush();
-  enqueue(finish_norm_kernel, 1, sum_threads, 0, stream_, op.state, partial, done, op.clip);
+namespace {
+Matrix matrix_of(const Tensor& tensor) {
+  return {data_of<double>(tensor), tensor.shape[0], tensor.shape[1], tensor.stride[0]};
+}
+}  // namespace
+
+// The lanes that one launch leaves for the next.
+std::size_t CudaDevice::workspace(const StepVerdict& op) const {
+  return op.squares.size() > SquaresList::capacity ? sum_lanes * sizeof(double) : 0;
+}
+
+// One block: there is one sum of squares for 32768 elements of the model.
+void CudaDevice::launch(const StepVerdict& op) {
+  auto* lanes = static_cast<double*>(workspace_.take(op));
+  std::size_t done = 0;
+  do {
+    SquaresList list{};
+    list.begins = done == 0;
+    for (; list.count < SquaresList::capacity && done < op.squares.size(); ++done, ++list.count) {
+      list.sums[list.count] = matrix_of(op.squares[done].sums);
+      list.first[list.count] = op.squares[done].first;
+    }
+    list.ends = done == op.squares.size();
+    enqueue(step_verdict_kernel, 1, lane_threads, 0, stream_, op.state, matrix_of(op.losses), op.clip, lanes,
+            list);
+  } while (done < op.squares.size());
 }
 
 // Neighbouring threads take neighbouring quads, so that every access of a warp is 512 consecutive bytes

@@ -115,9 +115,10 @@ Work work_of(const CrossEntropy& op) {
   return {0, bytes_of({op.logits, op.losses, op.targets}) + (op.backward ? bytes_of({op.logits}) : 0.0)};
 }
 Work work_of(const AddLoss& op) { return {0, bytes_of({op.losses, op.weights})}; }
-Work work_of(const GradientNorm& op) {
-  Work work;
-  for (const Tensor& grad : op.grads) work.bytes += bytes_of({grad});
+Work work_of(const SquaredSums& op) { return {0, bytes_of({op.x, op.sums})}; }
+Work work_of(const StepVerdict& op) {
+  Work work{0, bytes_of({op.losses})};
+  for (const ChunkSums& squares : op.squares) work.bytes += bytes_of({squares.sums});
   return work;
 }
 Work work_of(const AdamW& op) {
