@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -145,6 +147,17 @@ std::vector<Meeting> run_ranks(const std::vector<RankSetup>& setups, Work work) 
 
 inline std::vector<Meeting> meet(const std::vector<RankSetup>& setups) {
   return run_ranks(setups, [](RankGroup& group) { group.finish(); });
+}
+
+// Threads and sockets of this process.
+inline std::pair<std::ptrdiff_t, std::ptrdiff_t> threads_and_sockets() {
+  using std::filesystem::directory_iterator;
+  std::pair<std::ptrdiff_t, std::ptrdiff_t> count{0, 0};
+  for ([[maybe_unused]] const auto& task : directory_iterator("/proc/self/task")) ++count.first;
+  std::error_code gone;
+  for (const auto& open : directory_iterator("/proc/self/fd"))
+    count.second += std::filesystem::read_symlink(open, gone).string().starts_with("socket:");
+  return count;
 }
 
 inline std::vector<RankSetup> ranks_of(int size) {

@@ -66,6 +66,12 @@ TEST_CASE("rank messages: every message is read as it was written, and nothing t
   CHECK((all.number == 6 && all.parts == std::vector<std::string>{"", "x", "yy"}));
   check_bounds(encode(all), decode_collection);
 
+  const Post post = decode_post(encode(Post{1ULL << 40, std::string("a\0b", 3)}));
+  CHECK((post.number == 1ULL << 40 && post.bytes == std::string("a\0b", 3)));
+  check_bounds(encode(post), decode_post);
+  CHECK(decode_post(encode(Post{0, std::string(most_posted, 'x')})).bytes.size() == most_posted);
+  CHECK_THROWS_AS(decode_post(encode(Post{0, std::string(most_posted + 1, 'x')})), WireError);
+
   const Failure failure = decode_failure(encode(Failure{-1, "why", 3}));
   CHECK((failure.rank == -1 && failure.reason == "why" && failure.code == 3));
   check_bounds(encode(failure), decode_failure);
@@ -86,8 +92,9 @@ TEST_CASE("rank messages: the header tells the kind and a size within the limit 
   };
   CHECK_THROWS_AS(decode_header("GET / HTTP/1"), WireError);
   CHECK_THROWS_AS(decode_header(changed(4, 0)), WireError);  // kinds begin with 1
-  CHECK_THROWS_AS(decode_header(changed(4, 8)), WireError);
+  CHECK_THROWS_AS(decode_header(changed(4, 10)), WireError);
   CHECK_THROWS_AS(decode_header(changed(9, 3)), WireError);  // a beat of 773 bytes
+  CHECK_THROWS_AS(frame(Kind::post, std::string(most_posted + 65, 'x')), std::length_error);
   CHECK_THROWS_AS(decode_header(changed(11, 127)), WireError);
   CHECK_THROWS_AS(frame(Kind::hello, std::string((1 << 20) + 1, 'x')), std::length_error);
 }
@@ -95,7 +102,7 @@ TEST_CASE("rank messages: the header tells the kind and a size within the limit 
 TEST_CASE("rank messages: another protocol is named, whatever follows its number") {
   std::string other = encode(hello_of(0));
   other[0] = 9;
-  CHECK_THROWS_WITH(decode_hello(other), ContainsSubstring("protocol 9") && ContainsSubstring("protocol 1"));
+  CHECK_THROWS_WITH(decode_hello(other), ContainsSubstring("protocol 9") && ContainsSubstring("protocol 2"));
 }
 
 TEST_CASE("rank messages: a count or a length that the bytes do not hold reserves nothing") {

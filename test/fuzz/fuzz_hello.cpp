@@ -29,7 +29,9 @@ void read(goat::Kind kind, std::string_view body) {
     case goat::Kind::welcome: return check(body, goat::encode(goat::decode_welcome(body)));
     case goat::Kind::beat: return check(body, goat::encode(goat::decode_beat(body)));
     case goat::Kind::contribution: return check(body, goat::encode(goat::decode_contribution(body)));
-    case goat::Kind::collection: return check(body, goat::encode(goat::decode_collection(body)));
+    case goat::Kind::collection:
+    case goat::Kind::posts: return check(body, goat::encode(goat::decode_collection(body)));
+    case goat::Kind::post: return check(body, goat::encode(goat::decode_post(body)));
     case goat::Kind::refusal:
     case goat::Kind::failure: return check(body, goat::encode(goat::decode_failure(body)));
   }

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "train/ranks/posts.h"
 #include "train/ranks/ranks_error.h"
 #include "train/ranks/rendezvous.h"
 #include "train/ranks/watchdog.h"
@@ -31,7 +32,10 @@ RankGroupOptions completed(RankGroupOptions options, int rank) {
 }  // namespace
 
 RankGroup::RankGroup(const Launch& launch, std::vector<Field> fields, RankGroupOptions options)
-    : rank_(launch.rank), options_(completed(std::move(options), launch.rank)), phase_(&starting) {
+    : rank_(launch.rank),
+      options_(completed(std::move(options), launch.rank)),
+      phase_(&starting),
+      posts_(std::make_unique<Posts>()) {
   peers_ = {options_.self};
   if (launch.size == 1) return;
   auto io = std::make_unique<asio::io_context>(1);
@@ -45,8 +49,8 @@ RankGroup::RankGroup(const Launch& launch, std::vector<Field> fields, RankGroupO
   Meeting meeting =
       rank_ == 0 ? await_ranks(*io, launch, hello, rendezvous) : join_ranks(*io, launch, hello, rendezvous);
   peers_ = meeting.peers;
-  watchdog_ = std::make_unique<Watchdog>(std::move(io), std::move(meeting), rank_, options_,
-                                         [this] { return beat(); });
+  watchdog_ = std::make_unique<Watchdog>(
+      std::move(io), std::move(meeting), rank_, options_, [this] { return beat(); }, *posts_);
 }
 
 RankGroup::~RankGroup() = default;
@@ -71,6 +75,19 @@ std::string RankGroup::agree(std::string_view what, std::string_view objection) 
   return text;
 }
 
+void RankGroup::post(std::string_view bytes) {
+  if (bytes.size() > most_posted)
+    throw std::length_error("ranks: a post of " + std::to_string(bytes.size()) + " bytes, at most " +
+                            std::to_string(most_posted) + " are possible");
+  Post own{posts_->next_number(), std::string(bytes)};
+  if (watchdog_) return watchdog_->post(std::move(own));
+  posts_->complete({std::move(own.bytes)});
+}
+
+std::vector<std::string> RankGroup::collect() { return posts_->collect(); }
+
+bool RankGroup::collectable() const { return posts_->collectable(); }
+
 void RankGroup::watch(std::function<std::string()> trouble) {
   if (watchdog_) watchdog_->watch(std::move(trouble));
 }
@@ -81,10 +98,20 @@ void RankGroup::fail(const std::string& reason, int code) {
   if (watchdog_) return watchdog_->fail(failure);
   options_.say(failure.reason);
   options_.on_failure(failure);
+  posts_->close(failure);
+}
+
+void RankGroup::lost(int lost, const std::string& what) {
+  if (lost < 0 || lost >= size() || lost == rank_) return fail(what, 1);
+  const Failure failure{lost, name_of(peers_[static_cast<std::size_t>(lost)]) + ": " + what};
+  watchdog_->fail(failure, options_.verdict_time);
 }
 
 void RankGroup::finish() {
-  if (watchdog_) watchdog_->gather("the end of the run", "", std::chrono::minutes(10), true);
+  if (watchdog_)
+    watchdog_->gather("the end of the run", "", std::chrono::minutes(10), true);
+  else
+    posts_->close(std::nullopt);
 }
 
 }  // namespace goat

@@ -29,7 +29,8 @@ struct RankGroupOptions {
   // Where nothing is given: _exit with the failure's code, without destructors, which might wait for other
   // ranks.
   std::function<void(const Failure&)> on_failure;
-  Peer self = own_peer();  // its rank is the launch's
+  std::chrono::milliseconds verdict_time{5'000};  // lost(): for the watchdog to find the true cause
+  Peer self = own_peer();                         // its rank is the launch's
 };
 
 // A wait for the other ranks that ended because the run has failed (only where on_failure returned).
@@ -44,11 +45,12 @@ struct Phase {
   bool may_take_long = false;  // saving, compiling: long_progress_timeout counts
 };
 
+class Posts;
 class Watchdog;
 
-// One an process. Its calls come from one thread, apart from at(), enter(), enqueued(), finished() and
-// fail(), which any thread may call at any time. A watchdog thread holds the connections, and sends and hears
-// the heartbeats; rank 0 judges. The failure of a rank ends all ranks.
+// One a process. Its calls come from one thread, apart from post() and collect(), and from at(), enter(),
+// enqueued(), finished(), fail() and lost(), which any thread may call at any time. A watchdog thread holds
+// the connections, and sends and hears the heartbeats; rank 0 judges. The failure of a rank ends all ranks.
 class RankGroup {
  public:
   // Meets the other ranks. Throws RanksError where they do not come or do not belong together. `fields` must
@@ -71,6 +73,17 @@ class RankGroup {
   // A vote: empty if no rank objects, else the objections with their ranks. The same text on all ranks.
   std::string agree(std::string_view what, std::string_view objection);
 
+  // A second exchange beside gather(), in which nobody waits for a rank that is behind: the parts 0, 1, 2,
+  // ... of this rank are posted, and the parts 0, 1, 2, ... of all ranks, by rank, collected. All ranks post
+  // the same number of parts. collect() waits, without a time limit of its own. One thread may post and
+  // another one collect. Parts that nobody collects are lost at the end.
+  //
+  // post() throws std::length_error beyond most_posted bytes, and std::logic_error if this rank has not
+  // collected most_ahead parts. collect() throws std::logic_error after finish(), when none are left.
+  void post(std::string_view bytes);
+  std::vector<std::string> collect();
+  bool collectable() const;  // whether collect() would return at once
+
   // What the heartbeats tell: the step, the phase (which must outlive this), the last collective that was
   // enqueued and the last that has finished.
   void at(std::int64_t step) { step_ = step; }
@@ -84,6 +97,10 @@ class RankGroup {
 
   // This rank cannot go on: tells all, which end with `code`. Returns only where on_failure does.
   void fail(const std::string& reason, int code);
+  // This rank cannot go on because rank `lost` does not (RankLost). The watchdog has verdict_time to find the
+  // cause by itself, such as that rank's own message; else the run fails with exit code 1 for `what`, which
+  // is told of rank `lost`. Returns only where on_failure does.
+  void lost(int lost, const std::string& what);
 
   // The orderly end: waits for all ranks, after which connections may close.
   void finish();
@@ -97,6 +114,7 @@ class RankGroup {
   std::atomic<std::int64_t> step_{0};
   std::atomic<const Phase*> phase_;
   std::atomic<std::uint64_t> enqueued_{0}, finished_{0};
+  std::unique_ptr<Posts> posts_;
   std::unique_ptr<Watchdog> watchdog_;  // none for one rank
 };
 

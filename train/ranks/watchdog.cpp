@@ -19,17 +19,19 @@ constexpr std::size_t longest_gather_name = 200;
 }  // namespace
 
 Watchdog::Watchdog(std::unique_ptr<asio::io_context> io, Meeting meeting, int rank,
-                   const RankGroupOptions& options, std::function<Beat()> beat)
+                   const RankGroupOptions& options, std::function<Beat()> beat, Posts& posts)
     : io_(std::move(io)),
       meeting_(std::move(meeting)),
       rank_(rank),
       options_(options),
       beat_(std::move(beat)),
+      posts_(posts),
       judge_(meeting_.peers, options.limits, Clock::now()),
       tick_(*io_),
       end_(*io_),
       work_(io_->get_executor()),
-      contributions_(meeting_.peers.size()) {
+      contributions_(meeting_.peers.size()),
+      waiting_posts_(meeting_.peers.size()) {
   for (std::size_t index = 0; index < meeting_.connections.size(); ++index) attach(index);
   io_->restart();
   tick();
@@ -57,7 +59,10 @@ void Watchdog::attach(std::size_t index) {
   if (!connection) return;
   const auto from = static_cast<int>(index);
   std::vector<Kind> accepted{Kind::beat, Kind::failure};
-  accepted.push_back(rank_ == 0 ? Kind::contribution : Kind::collection);
+  if (rank_ == 0)
+    accepted.insert(accepted.end(), {Kind::contribution, Kind::post});
+  else
+    accepted.insert(accepted.end(), {Kind::collection, Kind::posts});
   connection->handle({std::move(accepted),
                       [this, from](Kind kind, const std::string& body) { receive(from, kind, body); },
                       [this, from](const std::string& violation) { lost(from, violation); }});
@@ -70,9 +75,14 @@ void Watchdog::receive(int from, Kind kind, const std::string& body) {
     contribute(from, decode_contribution(body));
   } else if (kind == Kind::collection) {
     deliver(decode_collection(body));
+  } else if (kind == Kind::post) {
+    add_post(from, decode_post(body));
+  } else if (kind == Kind::posts) {
+    deliver_posts(decode_collection(body));
   } else {
-    Failure failure = decode_failure(body);
-    if (rank_ == 0) failure.rank = from;
+    const Failure failure = decode_failure(body);
+    if (rank_ == 0 && (failure.rank < 0 || failure.rank >= std::ssize(meeting_.peers)))
+      throw WireError("a failure of no rank");
     acknowledged_ = true;
     end(failure);
   }
@@ -182,6 +192,7 @@ void Watchdog::deliver(Collection collection) {
   if (collection.parts.size() != meeting_.peers.size()) throw WireError("parts of another number of ranks");
   if (collection.number == last_gather_) {
     finishing_ = true;
+    posts_.close(std::nullopt);  // what was posted before has come before
     if (rank_ != 0) meeting_.connections[0]->send_last();
   }
   const std::lock_guard lock(mutex_);
@@ -207,34 +218,70 @@ void Watchdog::check_gather(Clock::time_point now) {
                                                        " ms: " + judge_.places()});
 }
 
+void Watchdog::post(Post own) {
+  asio::post(*io_, [this, own = std::move(own)]() mutable {
+    if (failure_) return;
+    if (rank_ == 0) return add_post(0, std::move(own));
+    meeting_.connections[0]->send(frame(Kind::post, encode(own)));
+  });
+}
+
+void Watchdog::add_post(int from, Post post) {
+  if (failure_) return;
+  std::deque<std::string>& waiting = waiting_posts_[static_cast<std::size_t>(from)];
+  if (post.number != complete_posts_ + waiting.size()) throw WireError("a post out of order");
+  if (waiting.size() == most_ahead) throw WireError("more posts than are allowed");
+  waiting.push_back(std::move(post.bytes));
+  if (std::any_of(waiting_posts_.begin(), waiting_posts_.end(),
+                  [](const auto& rank) { return rank.empty(); }))
+    return;
+  Collection all{complete_posts_, {}};
+  for (auto& rank : waiting_posts_) {
+    all.parts.push_back(std::move(rank.front()));
+    rank.pop_front();
+  }
+  const std::string text = frame(Kind::posts, encode(all));
+  for (const auto& connection : meeting_.connections)
+    if (connection) connection->send(text);
+  deliver_posts(std::move(all));
+}
+
+void Watchdog::deliver_posts(Collection collection) {
+  if (collection.parts.size() != meeting_.peers.size()) throw WireError("posts of another number of ranks");
+  if (collection.number != complete_posts_) throw WireError("posts out of order");
+  ++complete_posts_;
+  posts_.complete(std::move(collection.parts));
+}
+
 void Watchdog::watch(std::function<std::string()> trouble) {
   asio::post(*io_, [this, trouble = std::move(trouble)] { trouble_ = trouble; });
 }
 
-void Watchdog::fail(const Failure& failure) {
-  asio::post(*io_, [this, failure] { end(failure); });
+void Watchdog::fail(const Failure& failure, std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
+  if (changed_.wait_for(lock, patience, [this] { return failed_; })) return;
+  asio::post(*io_, [this, failure] { end(failure); });
   changed_.wait(lock, [this] { return failed_; });
 }
 
-// Rank 0 tells all; another rank tells rank 0, if the failure is its own.
+// Rank 0 tells all; another rank tells rank 0, unless it was told by it.
 void Watchdog::end(const Failure& failure) {
   if (failure_) return;
   failure_ = failure;
   tick_.cancel();
   const std::string text = frame(Kind::failure, encode(failure));
   for (const auto& connection : meeting_.connections)
-    if (connection && (rank_ == 0 || failure.rank == rank_)) connection->send(text);
+    if (connection && (rank_ == 0 || !acknowledged_)) connection->send(text);
   options_.say(own_name() + " of " + std::to_string(meeting_.peers.size()) + " ends: " + failure.reason);
   settle(glances_after_failure);
 }
 
 // Whether nothing that matters can be lost when this process ends: the kernel drops what is under way when a
 // connection is closed that holds bytes not yet read. So rank 0 waits until the others have left, and a rank
-// that failed until rank 0 has heard it.
+// that tells of a failure until rank 0 has heard it.
 bool Watchdog::settled() const {
   const bool await_end = rank_ == 0 && (failure_ || finishing_);
-  const bool await_answer = rank_ != 0 && failure_ && failure_->rank == rank_ && !acknowledged_;
+  const bool await_answer = rank_ != 0 && failure_ && !acknowledged_;
   return std::all_of(meeting_.connections.begin(), meeting_.connections.end(), [&](const auto& connection) {
     return !connection || connection->over() || (connection->sent() && !await_end && !await_answer);
   });
@@ -252,6 +299,7 @@ void Watchdog::settle(int patience) {
     for (const auto& connection : meeting_.connections)
       if (connection) connection->send_last();
     options_.on_failure(*failure_);
+    posts_.close(failure_);
     const std::lock_guard lock(mutex_);
     failed_ = true;
     changed_.notify_all();

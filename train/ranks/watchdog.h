@@ -1,10 +1,12 @@
-// The thread that holds a rank's connections: heartbeats, gathers and the end of a run that has failed.
+// The thread that holds a rank's connections: heartbeats, gathers, posts and the end of a run that has
+// failed.
 #pragma once
 
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 #include <asio/steady_timer.hpp>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "train/ranks/judge.h"
+#include "train/ranks/posts.h"
 #include "train/ranks/rank_group.h"
 #include "train/ranks/rendezvous.h"
 
@@ -24,7 +27,7 @@ class Watchdog {
  public:
   // `io` is stopped and holds the meeting's connections.
   Watchdog(std::unique_ptr<asio::io_context> io, Meeting meeting, int rank, const RankGroupOptions& options,
-           std::function<Beat()> beat);
+           std::function<Beat()> beat, Posts& posts);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -32,8 +35,10 @@ class Watchdog {
   // These wait; they throw RunFailed if the run fails meanwhile and on_failure returned.
   std::vector<std::string> gather(std::string_view what, std::string_view bytes,
                                   std::chrono::milliseconds limit, bool last);
-  void fail(const Failure& failure);
+  // After `patience`, in which the run may fail for another reason.
+  void fail(const Failure& failure, std::chrono::milliseconds patience = {});
   void watch(std::function<std::string()> trouble);
+  void post(Post own);  // does not wait
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -49,6 +54,10 @@ class Watchdog {
   void deliver(Collection collection);
   void check_gather(Clock::time_point now);
 
+  // Posts, the first at rank 0.
+  void add_post(int from, Post post);
+  void deliver_posts(Collection collection);
+
   void end(const Failure& failure);  // the run has failed
   bool settled() const;
   void settle(int patience);  // ends what is to end, at the latest after so many glances
@@ -61,6 +70,7 @@ class Watchdog {
   const int rank_;
   const RankGroupOptions& options_;
   std::function<Beat()> beat_;
+  Posts& posts_;
   std::function<std::string()> trouble_;
   Judge judge_;
   asio::steady_timer tick_, end_;
@@ -68,10 +78,12 @@ class Watchdog {
 
   // Of the thread.
   std::vector<std::optional<Contribution>> contributions_;  // by rank, of the gather that is going on
+  std::vector<std::deque<std::string>> waiting_posts_;      // by rank, at rank 0
+  std::uint64_t complete_posts_ = 0;
   Clock::time_point gather_began_;
   std::uint64_t last_gather_ = 0;
-  bool finishing_ = false;  // the last gather is complete: connections may end
-  bool closing_ = false, acknowledged_ = false;
+  bool finishing_ = false;                       // the last gather is complete: connections may end
+  bool closing_ = false, acknowledged_ = false;  // acknowledged: rank 0 has told of the failure
   std::optional<Failure> failure_;
 
   // Shared with the callers.

@@ -18,7 +18,9 @@ std::size_t limit_of(Kind kind) {
     case Kind::failure: return longest_reason + 64;
     case Kind::beat: return 512;
     case Kind::contribution: return most_gathered + 512;
-    case Kind::collection: return most_gathered + 8 * most_peers + 64;
+    case Kind::collection:
+    case Kind::posts: return most_gathered + 8 * most_peers + 64;
+    case Kind::post: return most_posted + 64;
   }
   throw WireError("not a message of this program");
 }
@@ -225,6 +227,17 @@ Collection decode_collection(std::string_view body) {
   for (std::string& part : collection.parts) part = reader.text(most_gathered);
   reader.finish();
   return collection;
+}
+
+std::string encode(const Post& post) { return Writer().number(post.number).text(post.bytes).take(); }
+
+Post decode_post(std::string_view body) {
+  Reader reader(body);
+  Post post;
+  post.number = reader.number<std::uint64_t>();
+  post.bytes = reader.text(most_posted);
+  reader.finish();
+  return post;
 }
 
 std::string encode(const Failure& failure) {

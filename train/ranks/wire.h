@@ -13,8 +13,10 @@
 
 namespace goat {
 
-constexpr std::uint32_t rank_protocol = 1;                     // changes with anything below
+constexpr std::uint32_t rank_protocol = 2;                     // changes with anything below
 constexpr std::size_t most_gathered = std::size_t{256} << 20;  // bytes of all ranks in one gather
+constexpr std::size_t most_posted = 4096;                      // bytes of a rank in one post
+constexpr std::size_t most_ahead = 64;                         // posts that a rank has not collected
 
 // Bytes that are not what a rank of this protocol sends.
 struct WireError : std::runtime_error {
@@ -28,7 +30,9 @@ enum class Kind : std::uint32_t {
   beat,          // both ways, each second
   contribution,  // a rank to rank 0: its part of a gather
   collection,    // rank 0 to all: the parts of all
-  failure,       // a rank to rank 0: it cannot go on; rank 0 to all: the run ends
+  failure,       // a rank to rank 0: it, or one that it waits for, cannot go on; rank 0 to all: the run ends
+  post,          // a rank to rank 0: its next part of the posts
+  posts,         // rank 0 to all: a collection, the parts of all
 };
 
 constexpr std::size_t header_bytes = 12;
@@ -84,6 +88,13 @@ struct Collection {
 };
 std::string encode(const Collection& collection);
 Collection decode_collection(std::string_view body);
+
+struct Post {
+  std::uint64_t number = 0;  // 0, 1, 2, ...
+  std::string bytes;
+};
+std::string encode(const Post& post);
+Post decode_post(std::string_view body);
 
 // Why a run ends or does not start.
 struct Failure {
