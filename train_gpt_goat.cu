@@ -110,7 +110,7 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
   }
 
   const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
-  Trainer trainer(config, device, *training, validation.get(), state, ranks);
+  Trainer trainer(config, device, *training, validation.get(), state, &ranks);
   trainer.require_memory();
   std::optional<TrainingLog> log;
   if (ranks.first()) {
@@ -126,7 +126,7 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
 
   watch_stop_signals();
   return TrainingLoop(config, device, trainer, run.folder(), log ? &*log : nullptr, run.path(), run.resumed(),
-                      data, ranks)
+                      data)
       .run(training->bayes_optimal_loss());
 }
 

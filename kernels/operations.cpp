@@ -350,6 +350,8 @@ void check(const StepVerdict& op) {
   Signature s("step_verdict");
   s.given("state", op.state);
   s.strided("losses", op.losses, f64, {"N", "k"});
+  if (op.flags) s.strided("flags", op.flags, f64, {"N", "F"});
+  s.require(!op.flags || s["F"] == StepState::most_flags, "F = 2", {"F"});
   s.scalar("clip", op.clip, std::isfinite(op.clip) && op.clip >= 0, "a finite number, 0 for no clipping");
   std::int64_t least = 0;
   for (std::size_t i = 0; i < op.squares.size(); ++i) {

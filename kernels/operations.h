@@ -376,6 +376,8 @@ struct StepState {
   std::int32_t consecutive_skips;  // skipped updates since the last applied one
   std::int64_t updates;            // updates applied so far (Adam's t)
   static constexpr std::int32_t not_finite = 1, spike = 2;  // values of skip_update
+  static constexpr int most_flags = 2;
+  std::int32_t flags[most_flags]{};  // what any rank wanted the others to know in the step
 };
 
 // AddLoss, SquaredSums and StepVerdict add in double, in one order on every device, so that ranks which share
@@ -409,7 +411,8 @@ struct ChunkSums {
 
 // Sets *state from the step's losses and the squared sums of its gradients:
 //   loss = sum of losses, row by row, one after the other;  grad_norm = sqrt(sum of all squares);
-//   clip_scale, skip_update, consecutive_skips, updates.
+//   clip_scale, skip_update, consecutive_skips, updates;  flags: the largest of each column, cut to an
+//   integer.
 // A chunk's number is that of its term in the sum of squares. Zeros that fill up the last pieces may have the
 // numbers of the chunks that follow in the next tensor, so the bits of grad_norm depend neither on N nor on
 // how the chunks are cut into tensors.
@@ -418,6 +421,7 @@ struct StepVerdict {
   Tensor losses;                       // strided f64 [N, k], k sums of AddLoss of each rank
   std::span<const ChunkSums> squares;  // each `first` is at least the one before
   float clip = 0;                      // 0: no clipping
+  Tensor flags;                        // strided f64 [N, most_flags], optional: then all flags are 0
 };
 
 // How an fp32 master weight is rounded to a bf16 parameter. stochastic: rounds up with probability

@@ -397,6 +397,31 @@ TEST_CASE("step verdict: a loss or gradient that is not finite skips the update,
   });
 }
 
+TEST_CASE("step verdict: a flag is the largest of all ranks; without flags all are 0") {
+  on_every_device([](Device& device, Rng& rng) {
+    for (const Index ranks : {1, 2, 3, 7}) {
+      INFO(ranks << " ranks");
+      Values rows(static_cast<std::size_t>(ranks * 5));
+      for (double& value : rows) value = static_cast<double>(rng() % 3000);
+      const auto table = Operand::of(device, rows, {ranks, 5}, "reports", DType::f64);
+      StepState poisoned = fresh_state();
+      poisoned.flags[0] = poisoned.flags[1] = -7;
+      const State state(device, poisoned);
+      StepVerdict op{state.pointer(), table.tensor().slice(1, 2, 1), {}, 0};
+      device.run(op);
+      CHECK((state.get().flags[0] == 0 && state.get().flags[1] == 0));
+      op.flags = table.tensor().slice(1, 3, 2);
+      device.run(op);
+      for (int f = 0; f < 2; ++f) {
+        double largest = 0;
+        for (std::size_t r = 0; r < rows.size(); r += 5)
+          largest = std::max(largest, rows[r + 3 + static_cast<std::size_t>(f)]);
+        CHECK(state.get().flags[f] == static_cast<std::int32_t>(largest));
+      }
+    }
+  });
+}
+
 TEST_CASE("step verdict: skips in a row are counted, and an applied update ends the row") {
   on_every_device([](Device& device, Rng&) {
     StepState state = fresh_state();

@@ -1,94 +1,30 @@
-// InputRing: the steps' inputs in order and unharmed while they are held, failures at their step, and an end
-// at any time.
+// InputRing: the steps' inputs in order and unharmed while they are held, the shares of several ranks,
+// failures at their step, and an end at any time.
 #include "train/training/input_ring.h"
 
 #include <chrono>
-#include <condition_variable>
-#include <functional>
 #include <future>
-#include <mutex>
 #include <new>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/open/open_device.h"
 #include "test/catch.h"
+#include "test/fabricated_source.h"
+#include "test/rank_threads.h"
 #include "train/training/training_log.h"
 
 using namespace goat;
+using namespace goat::test;
 using namespace std::chrono_literals;
 
 namespace {
 
 constexpr std::int64_t batch = 3, length = 5;
 constexpr std::int64_t ahead = InputRing::slots;
-
-std::int32_t input_at(std::uint64_t sequence, std::size_t t) {
-  return static_cast<std::int32_t>(100 * sequence + t);
-}
-// Sequence i has i % 4 targets that count.
-std::int32_t target_at(std::uint64_t sequence, std::size_t t) {
-  return t < sequence % 4 ? input_at(sequence, t) + 50 : -1;
-}
-
-// The answer of sequence i: its targets 1 .. i % 5 - 1, whether they count or not.
-TargetRange answer_of(std::uint64_t sequence) { return {1, static_cast<std::int64_t>(sequence % 5)}; }
-
-// Notes the sequences that are read. Reads wait while the gate is closed.
-class FabricatedSource final : public TokenSource {
- public:
-  std::function<void(std::uint64_t)> failure = [](std::uint64_t) {};  // throws for the sequences that fail
-  bool counts = true;                                                 // whether any target counts
-  bool answers = true;                                                // whether there are answers
-
-  std::string description() const override { return "fabricated"; }
-  std::uint64_t sequences() const override { return endless; }
-  void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
-    std::unique_lock lock(mutex_);
-    read_.push_back(index);
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-    failure(index);
-    for (std::size_t t = 0; t < inputs.size(); ++t) {
-      inputs[t] = input_at(index, t);
-      targets[t] = counts ? target_at(index, t) : -1;
-    }
-  }
-
-  TargetRange answer(std::uint64_t index) const override {
-    return answers ? answer_of(index) : TargetRange{};
-  }
-
-  void set_open(bool open) {
-    {
-      const std::lock_guard lock(mutex_);
-      open_ = open;
-    }
-    changed_.notify_all();
-  }
-  // Whether that many reads have begun, within a time that only a reader which has stopped needs.
-  bool await_reads(std::int64_t count) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return std::ssize(read_) >= count; });
-  }
-  std::vector<std::uint64_t> read_so_far() {
-    const std::lock_guard lock(mutex_);
-    return read_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::uint64_t> read_;
-  bool open_ = true;
-};
-
-std::vector<std::uint64_t> numbers(std::uint64_t first, std::int64_t count) {
-  std::vector<std::uint64_t> all;
-  for (std::int64_t i = 0; i < count; ++i) all.push_back(first + static_cast<std::uint64_t>(i));
-  return all;
-}
 
 std::vector<float> weights_of(const StepInputs& step) { return {step.weights.begin(), step.weights.end()}; }
 
@@ -109,13 +45,6 @@ void check_step(const StepInputs& step, std::int64_t first_sequence) {
   CHECK(weights_of(step) == std::vector<float>(batch * length, 1.0f / static_cast<float>(counted)));
 }
 
-TokenLoss loss_of(const char* name, double span_weight) {
-  Config::Train train;
-  train.loss = name;
-  train.span_weight = span_weight;
-  return TokenLoss(train);
-}
-
 // The steps `first` .. `last` - 1 of a run from sequence `start`, each released at once.
 void check_steps(InputRing& ring, FabricatedSource& source, std::int64_t start, std::int64_t first,
                  std::int64_t last) {
@@ -131,7 +60,7 @@ void check_steps(InputRing& ring, FabricatedSource& source, std::int64_t start, 
 TEST_CASE("input ring: every step of the run in order, each sequence read once, and no more") {
   const auto device = open_device("cpu");
   FabricatedSource source;
-  InputRing ring(*device, source, batch, length, {.first_sequence = 7, .steps = 11});
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 7, .steps = 11});
   CHECK(source.read_so_far().empty());
   check_steps(ring, source, 7, 0, 11);
   CHECK_THROWS_AS(ring.next(), std::logic_error);
@@ -141,7 +70,7 @@ TEST_CASE("input ring: every step of the run in order, each sequence read once, 
 TEST_CASE("input ring: steps that are held are not overwritten, and each release lets one more be read") {
   const auto device = open_device("cpu");
   FabricatedSource source;
-  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 9});
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 9});
   std::vector<const StepInputs*> held;
   for (std::int64_t step = 0; step < ahead; ++step) {
     if (step > 0) REQUIRE(source.await_reads((step + 1) * batch));
@@ -167,7 +96,7 @@ TEST_CASE("input ring: what the source throws comes at its step, after all befor
       if (index == fatal) throw DataError("planted failure");
       if (index > fatal) throw std::bad_alloc();
     };
-    InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 6});
+    LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 6});
     check_steps(ring, source, 0, 0, static_cast<std::int64_t>(fatal) / batch);
     for (int again = 0; again < 3; ++again) CHECK_THROWS_WITH(ring.next(), "planted failure");
     CHECK_THROWS_AS(ring.next(), DataError);
@@ -180,7 +109,7 @@ TEST_CASE("input ring: an exception keeps its type") {
   const auto device = open_device("cpu");
   FabricatedSource source;
   source.failure = [](std::uint64_t) { throw std::bad_alloc(); };
-  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 1});
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 1});
   CHECK_THROWS_AS(ring.next(), std::bad_alloc);
 }
 
@@ -188,7 +117,7 @@ TEST_CASE("input ring: a step none of whose targets counts is refused, naming it
   const auto device = open_device("cpu");
   FabricatedSource source;
   source.counts = false;
-  InputRing ring(*device, source, batch, length, {.first_sequence = 12, .steps = 4});
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 12, .steps = 4});
   for (int again = 0; again < 2; ++again)
     CHECK_THROWS_WITH(ring.next(), ContainsSubstring("training sequences 12 to 14"));
 }
@@ -198,8 +127,8 @@ TEST_CASE("input ring: span and mixed weigh the answers over the whole step, and
   const auto device = open_device("cpu");
   for (const double span_weight : {10.0, 0.25}) {
     FabricatedSource span_source, mixed_source;
-    InputRing span(*device, span_source, batch, length, {.first_sequence = 6, .steps = 1},
-                   loss_of("span", span_weight)),
+    LoneRing span(*device, span_source, batch, length, {.first_sequence = 6, .steps = 1},
+                  loss_of("span", span_weight)),
         mixed(*device, mixed_source, batch, length, {.first_sequence = 6, .steps = 1},
               loss_of("mixed", span_weight));
     const auto mean = static_cast<float>(1 / (1 + span_weight) / 5),
@@ -220,7 +149,7 @@ TEST_CASE("input ring: a step without a target in an answer is refused where the
   for (const char* loss : {"span", "mixed"}) {
     FabricatedSource source;
     source.answers = false;
-    InputRing ring(*device, source, batch, length, {.first_sequence = 6, .steps = 1}, loss_of(loss, 10));
+    LoneRing ring(*device, source, batch, length, {.first_sequence = 6, .steps = 1}, loss_of(loss, 10));
     CHECK_THROWS_WITH(ring.next(), ContainsSubstring("sequences 6 to 8 have no target in an answer"));
   }
 }
@@ -228,7 +157,7 @@ TEST_CASE("input ring: a step without a target in an answer is refused where the
 TEST_CASE("input ring: steps that are read in time are not waited for, nor does the first one count") {
   const auto device = open_device("cpu");
   FabricatedSource source;
-  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 8}, loss_of("mean", 10));
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 8}, loss_of("mean", 10));
   ring.next();
   for (std::int64_t step = 1; step < 6; ++step) {
     REQUIRE(source.await_reads((step + 1) * batch + 1));  // the step after this one has begun
@@ -243,7 +172,7 @@ TEST_CASE("input ring: the time spent waiting for a slow source is counted, and 
   const auto device = open_device("cpu");
   FabricatedSource source;
   source.failure = [](std::uint64_t) { std::this_thread::sleep_for(4ms); };  // 12 ms a step
-  InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 5}, loss_of("mean", 10));
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 5}, loss_of("mean", 10));
   const auto start = std::chrono::steady_clock::now();
   ring.next();
   const auto first = std::chrono::steady_clock::now();
@@ -272,7 +201,7 @@ TEST_CASE("input ring: a run without steps left has none") {
   const auto device = open_device("cpu");
   for (const std::int64_t steps : {0, -1}) {
     FabricatedSource source;
-    InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = steps});
+    LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = steps});
     CHECK_THROWS_AS(ring.next(), std::logic_error);
     CHECK(source.read_so_far().empty());
   }
@@ -283,7 +212,7 @@ TEST_CASE("input ring: it may end before it starts, and while its reader waits f
   for (const std::int64_t taken : {0, 1, 2}) {
     FabricatedSource source;
     {
-      InputRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 100});
+      LoneRing ring(*device, source, batch, length, {.first_sequence = 0, .steps = 100});
       for (std::int64_t step = 0; step < taken; ++step) ring.next();
       if (taken > 0) REQUIRE(source.await_reads(ahead * batch));
     }
@@ -294,7 +223,7 @@ TEST_CASE("input ring: it may end before it starts, and while its reader waits f
 TEST_CASE("input ring: an end while it reads waits for the step that is read, and starts no other") {
   const auto device = open_device("cpu");
   FabricatedSource source;
-  auto ring = std::make_optional<InputRing>(*device, source, batch, length, InputRing::Range{0, 100});
+  auto ring = std::make_optional<LoneRing>(*device, source, batch, length, InputRing::Range{0, 100});
   ring->next();
   REQUIRE(source.await_reads(ahead * batch));
   source.set_open(false);
@@ -305,4 +234,38 @@ TEST_CASE("input ring: an end while it reads waits for the step that is read, an
   source.set_open(true);
   REQUIRE(ended.wait_for(20s) == std::future_status::ready);
   CHECK(source.read_so_far() == numbers(0, (ahead + 1) * batch));
+}
+
+TEST_CASE("input ring: weights that are the same in every step are written once, others in each step") {
+  const auto device = open_device("cpu");
+  struct Case {
+    const char* loss;
+    bool masked, written;
+  };
+  for (const auto& [loss, masked, written] :
+       {Case{"mean", false, false}, Case{"mean", true, true}, Case{"mixed", false, true}}) {
+    INFO(loss << (masked ? ", masked" : ""));
+    FabricatedSource source;
+    source.masked = masked;
+    LoneRing ring(*device, source, batch, length, {.first_sequence = 1, .steps = 2 * ahead},
+                  loss_of(loss, 10));
+    const float mark = 42;
+    for (std::int64_t step = 0; step < 2 * ahead; ++step) {
+      const float found = std::exchange(ring.next().weights[0], mark);
+      if (step >= ahead) CHECK((found != mark) == written);
+      ring.release();
+    }
+  }
+}
+
+TEST_CASE("input ring: a run with one rank has one thread more and no connection") {
+  const auto device = open_device("cpu");
+  FabricatedSource source;
+  const auto before = threads_and_sockets();
+  LoneRing ring(*device, source, batch, length, {.first_sequence = 1, .steps = 9});
+  CHECK(threads_and_sockets().first <= before.first);
+  check_steps(ring, source, 1, 0, 4);
+  const auto after = threads_and_sockets();
+  CHECK(after.first <= before.first + 1);
+  CHECK(after.second == before.second);
 }

@@ -557,6 +557,13 @@ TEST_CASE("operand checks: loss and squares of a step, and the verdict over them
         }) == "step_verdict: losses [2, 1] f32: expected f64");
   CHECK(complaint(verdict, [](StepVerdict& op) { op.losses = f64({2}); }) ==
         "step_verdict: losses [2] f64: expected shape [N, k]");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.flags = f64({2, 4}).slice(1, 2, 2); }) == "");
+  CHECK(complaint(verdict, [](StepVerdict& op) {
+          op.flags = f64({3, 2});
+        }) == "step_verdict: flags [3, 2] f64: expected shape [N, F] = [2, F] (N = 2 in losses)");
+  CHECK(complaint(verdict, [](StepVerdict& op) {
+          op.flags = f64({2, 3});
+        }) == "step_verdict: expected F = 2, but F = 3");
   CHECK(complaint(verdict, [](StepVerdict& op) { op.clip = -1; }) ==
         "step_verdict: clip = -1: expected a finite number, 0 for no clipping");
   const auto complaint_of = [&](const ChunkSums& second) {

@@ -302,6 +302,7 @@ TEST_CASE("posts: a rank may be most_ahead posts ahead of the others and no more
     }
     group.gather("the first is ahead", "");
     if (group.collectable()) throw std::runtime_error("collectable too early");
+    group.gather("all have looked", "");
     if (group.rank() != first) post_some(group, 0, most);
     for (int number = 0; number < most; ++number) collect_and_check(group, number);
     post_some(group, most, 1);
@@ -397,7 +398,7 @@ TEST_CASE("posts: a rank that sends them wrongly, or blames a rank that is not t
 }
 
 TEST_CASE("rank group: a rank that waits for a lost one tells of it and is not blamed itself") {
-  const auto [teller, culprit] = GENERATE(std::pair(1, 2), std::pair(2, 0), std::pair(0, 1));
+  const int teller = GENERATE(0, 1, 2), culprit = (teller + 1) % 3;
   std::vector<RankSetup> setups = ranks_of(3);
   for (RankSetup& setup : setups) setup.options.verdict_time = 200ms;
   const auto before = std::chrono::steady_clock::now();

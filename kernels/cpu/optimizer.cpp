@@ -112,6 +112,15 @@ void judge(StepState& state, double loss, double squares, float clip) {
   state.consecutive_skips = state.skip_update ? state.consecutive_skips + 1 : 0;
   state.updates += state.skip_update ? 0 : 1;
 }
+
+void set_flags(StepState& state, const Tensor& flags) {
+  for (int f = 0; f < StepState::most_flags; ++f) {
+    double largest = 0;
+    for (std::int64_t r = 0; flags && r < flags.shape[0]; ++r)
+      largest = std::max(largest, flags.as<double>()[r * flags.stride[0] + f]);
+    state.flags[f] = static_cast<std::int32_t>(largest);
+  }
+}
 }  // namespace
 
 // Uses one thread: there is one sum of squares for 32768 elements of the model.
@@ -129,6 +138,7 @@ void CpuDevice::launch(const StepVerdict& op) {
     });
   }
   judge(*op.state, loss, sum_of(lanes), op.clip);
+  set_flags(*op.state, op.flags);
 }
 
 // A thread owns blocks of the parameter. Moves 28 bytes per parameter, or 36 with a separate master copy.

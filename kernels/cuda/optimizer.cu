@@ -121,8 +121,15 @@ __device__ __forceinline__ void judge(StepState& state, double loss, double squa
   state.updates += state.skip_update ? 0 : 1;
 }
 
+__device__ __forceinline__ std::int32_t flag_of(const Matrix& flags, int column) {
+  double largest = 0;
+  for (std::int64_t r = 0; r < flags.rows; ++r)
+    largest = fmax(largest, flags.data[r * flags.stride + column]);
+  return static_cast<std::int32_t>(largest);
+}
+
 __global__ void __launch_bounds__(lane_threads)
-    step_verdict_kernel(StepState* state, const Matrix losses, float clip, double* lanes,
+    step_verdict_kernel(StepState* state, const Matrix losses, const Matrix flags, float clip, double* lanes,
                         const __grid_constant__ SquaresList list) {
   const double lane = lane_of(list, list.begins ? 0.0 : lanes[threadIdx.x]);
   if (!list.ends) {
@@ -130,6 +137,7 @@ __global__ void __launch_bounds__(lane_threads)
     return;
   }
   const double squares = sum_of_neighbours<lane_threads>(lane);
+  if (threadIdx.x < StepState::most_flags) state->flags[threadIdx.x] = flag_of(flags, threadIdx.x);
   if (threadIdx.x == 0) judge(*state, sum_of(losses), squares, clip);
 }
 
@@ -283,6 +291,7 @@ std::size_t CudaDevice::workspace(const StepVerdict& op) const {
 
 // One block: there is one sum of squares for 32768 elements of the model.
 void CudaDevice::launch(const StepVerdict& op) {
+  const Matrix flags = op.flags ? matrix_of(op.flags) : Matrix{};
   auto* lanes = static_cast<double*>(workspace_.take(op));
   std::size_t done = 0;
   do {
@@ -293,8 +302,8 @@ void CudaDevice::launch(const StepVerdict& op) {
       list.first[list.count] = op.squares[done].first;
     }
     list.ends = done == op.squares.size();
-    enqueue(step_verdict_kernel, 1, lane_threads, 0, stream_, op.state, matrix_of(op.losses), op.clip, lanes,
-            list);
+    enqueue(step_verdict_kernel, 1, lane_threads, 0, stream_, op.state, matrix_of(op.losses), flags, op.clip,
+            lanes, list);
   } while (done < op.squares.size());
 }
 

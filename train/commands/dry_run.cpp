@@ -60,8 +60,8 @@ void print_time(double tokens, const std::optional<ExpectedSpeed>& speed) {
 }
 }  // namespace
 
-void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::path& run_folder, const Device& device,
-             const SpeedOptions& speed) {
+void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::path& run_folder,
+             const Device& device, const SpeedOptions& speed) {
   const Config& config = choice.config;
   const ParameterCounts parameters = count_parameters(config);
   const std::int64_t tokens = config.tokens_per_step();

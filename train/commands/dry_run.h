@@ -14,7 +14,7 @@ namespace goat {
 // whether the device has enough, steps, tokens and epochs, the time that the steps will take and by which
 // speed, and the contents of the output folder. Opens the data and describes them. Throws DataError if they
 // cannot be used. Memory is that of each of `ranks` ranks, which share this host.
-void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::path& run_folder, const Device& device,
-             const SpeedOptions& speed);
+void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::path& run_folder,
+             const Device& device, const SpeedOptions& speed);
 
 }  // namespace goat

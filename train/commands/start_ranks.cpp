@@ -54,8 +54,7 @@ std::optional<int> run_copies(const CommandLine& line, int argc, char** argv) {
   if (training->ranks == 0 || started_here(environment)) return std::nullopt;
   if (launch.size > 1)
     throw ConfigError("--ranks " + std::to_string(training->ranks) + ": " + launch.launcher +
-                      " has already started " + std::to_string(launch.size) +
-                      " ranks; leave --ranks out");
+                      " has already started " + std::to_string(launch.size) + " ranks; leave --ranks out");
   if (training->ranks == 1) return std::nullopt;
   LocalLaunch local;
   local.ranks = static_cast<int>(training->ranks);
@@ -64,8 +63,8 @@ std::optional<int> run_copies(const CommandLine& line, int argc, char** argv) {
   return run_ranks_here(local, without_launch(environment));
 }
 
-Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options, const std::filesystem::path& folder,
-                        const Device& device) {
+Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
+                        const std::filesystem::path& folder, const Device& device) {
   const Launch launch = launch_of(environment_of_process());
   RankGroupOptions group;
   group.start_timeout = milliseconds_of(config.distributed.start_timeout);

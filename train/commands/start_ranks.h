@@ -23,8 +23,8 @@ bool started_as_first();
 
 // Meets the other ranks, which must have the same program, config, device and command. When a rank fails,
 // every process ends; rank 0 then tells how to continue the run in `folder`.
-Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options, const std::filesystem::path& folder,
-                        const Device& device);
+Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
+                        const std::filesystem::path& folder, const Device& device);
 
 // The program's exit code after an exception: 2 for ConfigError, 3 for DataError, that of a RanksError, else
 // 1.

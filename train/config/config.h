@@ -115,12 +115,12 @@ struct Config {
   } checkpoint;
 
   struct Distributed {
-    std::int64_t leaves = 0;         // parts of the batch whose gradients are added in a fixed tree; 0: ranks
-    std::int64_t bucket_mib = 0;     // MiB of gradients that travel together; 0: max(64, 2 * ranks)
+    std::int64_t leaves = 0;      // parts of the batch whose gradients are added in a fixed tree; 0: ranks
+    std::int64_t bucket_mib = 0;  // MiB of gradients that travel together; 0: max(64, 2 * ranks)
     std::int64_t check_interval = 100;  // steps between comparisons of all ranks' weights; 0: none
-    double start_timeout = 300;      // seconds until all ranks have come
-    double heartbeat_timeout = 30;   // seconds without a sign of life of a rank
-    double progress_timeout = 600;   // seconds in which no rank gets on
+    double start_timeout = 300;         // seconds until all ranks have come
+    double heartbeat_timeout = 30;      // seconds without a sign of life of a rank
+    double progress_timeout = 600;      // seconds in which no rank gets on
   } distributed;
 
   struct Log {

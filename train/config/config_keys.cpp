@@ -140,7 +140,8 @@ std::vector<Key> config_keys(Config& c) {
        "checkpoints of steps that this divides are kept for ever; 0: none"},
 
       {"distributed.leaves", IntegerKey{&c.distributed.leaves, 0, 1024}, reported,
-       "parts of the batch whose gradients are added in a fixed tree, a multiple of the ranks; 0: one a rank"},
+       "parts of the batch whose gradients are added in a fixed tree, a multiple of the ranks; 0: one a "
+       "rank"},
       {"distributed.bucket_mib", IntegerKey{&c.distributed.bucket_mib, 0, 65'536}, silent,
        "MiB of gradients that ranks exchange at a time; 0: max(64, 2 * ranks)"},
       {"distributed.check_interval", IntegerKey{&c.distributed.check_interval, 0, 1'000'000'000}, silent,

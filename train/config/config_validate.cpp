@@ -141,15 +141,17 @@ void check_needle_task(const Config& c, NeedleKind kind) {
 }
 
 void check_batch(const Config& c) {
-  require(c.train.batch % c.leaves() == 0,
-          equals("train.batch", c.train.batch) + " is not divisible by " +
-              equals("distributed.leaves", c.distributed.leaves) +
-              "; set distributed.leaves to a divisor of it such as " + std::to_string(largest_divisor(c.train.batch, c.leaves())));
-  require(c.leaf_sequences() % c.micro_batch() == 0 || (c.leaves() > 1 && c.train.batch % c.micro_batch() == 0),
-          equals("train.batch", c.train.batch) + " is not divisible by " +
-              equals("train.micro_batch", c.train.micro_batch) +
-              "; set train.micro_batch to a divisor of it such as " +
-              std::to_string(largest_divisor(c.train.batch, c.micro_batch())) + ", or to 0 for the largest that fits the device");
+  require(c.train.batch % c.leaves() == 0, equals("train.batch", c.train.batch) + " is not divisible by " +
+                                               equals("distributed.leaves", c.distributed.leaves) +
+                                               "; set distributed.leaves to a divisor of it such as " +
+                                               std::to_string(largest_divisor(c.train.batch, c.leaves())));
+  require(
+      c.leaf_sequences() % c.micro_batch() == 0 || (c.leaves() > 1 && c.train.batch % c.micro_batch() == 0),
+      equals("train.batch", c.train.batch) + " is not divisible by " +
+          equals("train.micro_batch", c.train.micro_batch) +
+          "; set train.micro_batch to a divisor of it such as " +
+          std::to_string(largest_divisor(c.train.batch, c.micro_batch())) +
+          ", or to 0 for the largest that fits the device");
 }
 
 void check_schedule(const Config& c) {

@@ -192,8 +192,8 @@ void Watchdog::deliver(Collection collection) {
   if (collection.parts.size() != meeting_.peers.size()) throw WireError("parts of another number of ranks");
   if (collection.number == last_gather_) {
     finishing_ = true;
-    posts_.close(std::nullopt);  // what was posted before has come before
     if (rank_ != 0) meeting_.connections[0]->send_last();
+    posts_.close(std::nullopt);  // what was posted before has come before
   }
   const std::lock_guard lock(mutex_);
   collected_ = std::move(collection);

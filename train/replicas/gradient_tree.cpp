@@ -19,8 +19,9 @@ void GradientTree::plan(MemoryPlan& memory, const ParameterSet& parameters) {
                    Branch(parameters.groups().size()));
   for (std::size_t level = 0; level < branches_.size(); ++level)
     for (std::size_t g = 0; g < parameters.groups().size(); ++g)
-      memory.add(MemoryCategory::gradients, "gradients of " + std::to_string(std::int64_t{1} << level) + " leaves",
-                 DType::f32, {parameters.groups()[g].grad.elements()}, branches_[level][g]);
+      memory.add(MemoryCategory::gradients,
+                 "gradients of " + std::to_string(std::int64_t{1} << level) + " leaves", DType::f32,
+                 {parameters.groups()[g].grad.elements()}, branches_[level][g]);
 }
 
 void GradientTree::add(Device& device, const ParameterSet& parameters, std::int64_t leaf) const {

@@ -8,8 +8,8 @@
 namespace goat {
 
 // `config` with a number where distributed.leaves is 0: that of the run so far, `before` (0: none), if the
-// ranks divide it, else the number of ranks. Throws ConfigError if the batch cannot be cut so, or if the ranks
-// cannot share the leaves evenly.
+// ranks divide it, else the number of ranks. Throws ConfigError if the batch cannot be cut so, or if the
+// ranks cannot share the leaves evenly.
 Config with_leaves(Config config, int ranks, std::int64_t before = 0);
 
 // What the user should know of the sums of such a run: nothing if they are bitwise those of one rank.

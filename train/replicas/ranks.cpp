@@ -78,41 +78,42 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
   return std::make_unique<WatchedCommunicator>(std::make_unique<SharedExchange>(setup), group);
 }
 
-enum class Kind : char { said = 's', config = 'c', data = 'd', other = 'o' };
+enum class Answer : char { said = 's', config = 'c', data = 'd', other = 'o' };
 
-std::string as(Kind kind, const std::string& text) { return std::string(1, static_cast<char>(kind)) + text; }
+std::string as(Answer kind, const std::string& text) {
+  return std::string(1, static_cast<char>(kind)) + text;
+}
 
 void throw_what_was_thrown(const std::string& answer, const std::string& by) {
   const std::string text = by + answer.substr(1);
-  switch (static_cast<Kind>(answer.front())) {
-    case Kind::said: return;
-    case Kind::config: throw OnAllRanks<ConfigError>(text);
-    case Kind::data: throw OnAllRanks<DataError>(text);
-    case Kind::other: break;
+  switch (static_cast<Answer>(answer.front())) {
+    case Answer::said: return;
+    case Answer::config: throw OnAllRanks<ConfigError>(text);
+    case Answer::data: throw OnAllRanks<DataError>(text);
+    case Answer::other: break;
   }
   throw OnAllRanks<std::runtime_error>(text);
 }
 
 std::string said_or_thrown(const std::function<std::string()>& say) {
   try {
-    return as(Kind::said, say());
+    return as(Answer::said, say());
   } catch (const ConfigError& error) {
-    return as(Kind::config, error.what());
+    return as(Answer::config, error.what());
   } catch (const DataError& error) {
-    return as(Kind::data, error.what());
+    return as(Answer::data, error.what());
   } catch (const std::exception& error) {
-    return as(Kind::other, error.what());
+    return as(Answer::other, error.what());
   }
 }
 }  // namespace
 
-Ranks& Ranks::one() {
-  static Ranks one{std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), single_rank()};
-  return one;
-}
+Ranks one_rank() { return {std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), single_rank()}; }
 
-Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options, const Device& device) {
-  if (launch.size == 1) return {std::make_unique<RankGroup>(launch, std::move(fields), options), single_rank()};
+Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options,
+                 const Device& device) {
+  if (launch.size == 1)
+    return {std::make_unique<RankGroup>(launch, std::move(fields), options), single_rank()};
   const std::string name = device.info().name;
   if (name == "cuda")
     throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
@@ -138,7 +139,7 @@ std::vector<std::string> from_all(RankGroup& group, std::string_view what,
 std::string from_first(RankGroup& group, std::string_view what, const std::function<std::string()>& say) {
   if (group.size() == 1) return say();
   const std::string answer =
-      group.gather(what, group.rank() == 0 ? said_or_thrown(say) : as(Kind::said, "")).front();
+      group.gather(what, group.rank() == 0 ? said_or_thrown(say) : as(Answer::said, "")).front();
   throw_what_was_thrown(answer, "");
   return answer.substr(1);
 }

@@ -22,13 +22,14 @@ struct Ranks {
   int rank() const { return group->rank(); }
   int size() const { return group->size(); }
   bool first() const { return rank() == 0; }  // the one that keeps the run folder and talks to the user
-
-  static Ranks& one();  // of a process that trains alone
 };
+
+Ranks one_rank();  // of a process that trains alone
 
 // Meets the other ranks of the launch (RankGroup), and connects their devices. Throws RanksError, for ranks
 // of the cpu or simt device on several hosts too.
-Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options, const Device& device);
+Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options,
+                 const Device& device);
 
 // An exception that all ranks throw together, so that none waits for another one.
 struct ThrownOnAllRanks {

@@ -26,7 +26,8 @@ std::int64_t Replicas::columns() const {
 void Replicas::plan(MemoryPlan& memory) {
   tree_.plan(memory, parameters_);
   memory.add(MemoryCategory::optimizer, "loss of a leaf", DType::f64, {1}, loss_);
-  memory.add(MemoryCategory::optimizer, "reports of the ranks", DType::f64, {sharding_.size, columns()}, reports_);
+  memory.add(MemoryCategory::optimizer, "reports of the ranks", DType::f64, {sharding_.size, columns()},
+             reports_);
   if (sharding_.size == 1) return;
   std::int64_t largest = 0;
   for (const auto& group : parameters_.groups())
@@ -52,9 +53,9 @@ void Replicas::add_gradients(Device& device, Communicator& communicator) const {
       const auto [first, elements] = group.buckets[b];
       communicator.all_to_all(device, parts_.data, element_of(group.grad, first),
                               static_cast<std::size_t>(elements) * sizeof(float));
-      device.run(SumParts{
-          .out = group.grad.slice(0, group.pieces[b].first, elements),
-          .parts = Tensor::contiguous(parts_.data, DType::f32, {sharding_.size, elements}, "parts of the ranks")});
+      device.run(SumParts{.out = group.grad.slice(0, group.pieces[b].first, elements),
+                          .parts = Tensor::contiguous(parts_.data, DType::f32, {sharding_.size, elements},
+                                                      "parts of the ranks")});
     }
 }
 
@@ -81,13 +82,12 @@ std::vector<ChunkSums> Replicas::sum_squares(Device& device) const {
 void Replicas::judge(Device& device, Communicator& communicator, StepState* state, float clip) const {
   add_gradients(device, communicator);
   const std::vector<ChunkSums> squares = sum_squares(device);
-  if (sharding_.size > 1)
-    communicator.all_gather(device, reports_.data, own_row().data, own_row().bytes());
+  if (sharding_.size > 1) communicator.all_gather(device, reports_.data, own_row().data, own_row().bytes());
   device.run(StepVerdict{.state = state,
                          .losses = reports_.slice(1, flags, own_leaves()),
                          .squares = squares,
-                         .flags = reports_.slice(1, 0, flags),
-                         .clip = clip});
+                         .clip = clip,
+                         .flags = reports_.slice(1, 0, flags)});
 }
 
 void Replicas::gather_weights(Device& device, Communicator& communicator) const {
@@ -95,7 +95,8 @@ void Replicas::gather_weights(Device& device, Communicator& communicator) const 
   for (const auto& group : parameters_.groups())
     for (std::size_t b = 0; b < group.buckets.size(); ++b) {
       const Tensor piece = group.value.slice(0, group.pieces[b].first, group.pieces[b].elements);
-      communicator.all_gather(device, element_of(group.value, group.buckets[b].first), piece.data, piece.bytes());
+      communicator.all_gather(device, element_of(group.value, group.buckets[b].first), piece.data,
+                              piece.bytes());
     }
 }
 

@@ -1,6 +1,6 @@
 // Replicas: keeps the model the same on all ranks. Each rank computes the gradients of its leaves; pieces of
-// the sum over all ranks, norms and losses are added in orders that do not depend on the number of ranks; each
-// rank updates its pieces of the weights, which all gather.
+// the sum over all ranks, norms and losses are added in orders that do not depend on the number of ranks;
+// each rank updates its pieces of the weights, which all gather.
 //
 // The network only moves bytes: a bucket's parts of all ranks come by an all-to-all and are added by
 // SumParts.

@@ -20,7 +20,8 @@ class WeightsCheck {
   // Hashes the weights that the passes read, and compares them over the ranks; all ranks call it. Throws
   // WeightsDiffer on all ranks, with the same message: which ranks differ from the others, and the first
   // parameter in which they do. `when` says after what: "step 100". Does nothing for one rank.
-  void compare(Device& device, const ParameterSet& parameters, RankGroup& group, const std::string& when) const;
+  void compare(Device& device, const ParameterSet& parameters, RankGroup& group,
+               const std::string& when) const;
   void enqueue(Device& device, const ParameterSet& parameters) const;  // the part on the device
 
  private:

@@ -31,12 +31,12 @@ StepWish wish_of(const StepState& state) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
-                 const RunState& state, Ranks& ranks)
+                 const RunState& state, Ranks* ranks)
     : device_(device),
       training_(training),
       validation_(validation),
-      ranks_(ranks),
-      plan_(config, device, ranks.rank(), ranks.size()),
+      ranks_(ranks ? *ranks : alone_.emplace(one_rank())),
+      plan_(config, device, ranks_.rank(), ranks_.size()),
       model_(*plan_.model),
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
       watch_(config.model.vocab, state.best_loss),
@@ -158,8 +158,7 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
   device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(Exchange::controls));
   const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
-  const std::size_t leaf_tokens =
-      static_cast<std::size_t>(config().leaf_sequences() * config().data.seq_len);
+  const std::size_t leaf_tokens = static_cast<std::size_t>(config().leaf_sequences() * config().data.seq_len);
   std::size_t done = 0;
   for (std::int64_t leaf = 0; leaf < plan_.replicas.own_leaves(); ++leaf) {
     plan_.replicas.begin_leaf(device_);

@@ -48,9 +48,10 @@ struct StepResult {
 class Trainer {
  public:
   // Plans the memory, but does not allocate it. `validation` may be null. `state` is the state in the
-  // checkpoint from which the run continues. The number of ranks divides config.leaves().
+  // checkpoint from which the run continues. Without `ranks` it trains alone; else their number divides
+  // config.leaves(), and they must outlive the trainer.
   Trainer(const Config& config, Device& device, TokenSource& training, TokenSource* validation,
-          const RunState& state = {}, Ranks& ranks = Ranks::one());
+          const RunState& state = {}, Ranks* ranks = nullptr);
   Trainer(const Trainer&) = delete;
   ~Trainer();
 
@@ -91,14 +92,15 @@ class Trainer {
   // one that failed during its update.
   bool consistent() const { return consistent_ && !running_; }
 
+  Ranks& ranks() const { return ranks_; }
   const ParameterSet& parameters() const { return plan_.parameters; }
   const MemoryPlan& memory() const { return plan_.memory; }
 
  private:
   // What the host and the device exchange for one step, in memory that the device reads and writes by itself.
   struct Exchange {
-    float controls[3];  // learning_rate, loss_limit and grad_norm_limit of StepState
-    StepState scalars;  // after the step
+    float controls[3];              // learning_rate, loss_limit and grad_norm_limit of StepState
+    StepState scalars;              // after the step
     double flags[Replicas::flags];  // this rank's
   };
   struct StepEvents {
@@ -124,6 +126,7 @@ class Trainer {
   Device& device_;
   TokenSource& training_;
   TokenSource* validation_;
+  std::optional<Ranks> alone_;  // where no ranks are given
   Ranks& ranks_;
   TrainingPlan plan_;
   Model& model_;

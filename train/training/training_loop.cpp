@@ -19,16 +19,16 @@ bool due(std::int64_t interval, std::int64_t steps_done) {
 }  // namespace
 
 TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder& run,
-                           TrainingLog& log, DataRecord data, Ranks& ranks)
-    : TrainingLoop(config, device, trainer, &run, &log, run.path(), run.resumed(), std::move(data), ranks) {}
+                           TrainingLog& log, DataRecord data)
+    : TrainingLoop(config, device, trainer, &run, &log, run.path(), run.resumed(), std::move(data)) {}
 
 TrainingLoop::TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder* run,
                            TrainingLog* log, std::filesystem::path path,
-                           const std::optional<FoundCheckpoint>& resumed, DataRecord data, Ranks& ranks)
+                           const std::optional<FoundCheckpoint>& resumed, DataRecord data)
     : config_(config),
       device_(device),
       trainer_(trainer),
-      ranks_(ranks),
+      ranks_(trainer.ranks()),
       run_(run),
       log_(log),
       path_(std::move(path)),

@@ -20,10 +20,9 @@ class TrainingLoop {
   // `data` is stored in the checkpoints. `run` and `log` are there on rank 0 alone; the others are told
   // `path`, the run's folder, and `resumed`, the checkpoint from which the run continues, if there is one.
   TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder& run, TrainingLog& log,
-               DataRecord data, Ranks& ranks = Ranks::one());
+               DataRecord data);
   TrainingLoop(const Config& config, Device& device, Trainer& trainer, RunFolder* run, TrainingLog* log,
-               std::filesystem::path path, const std::optional<FoundCheckpoint>& resumed, DataRecord data,
-               Ranks& ranks);
+               std::filesystem::path path, const std::optional<FoundCheckpoint>& resumed, DataRecord data);
 
   // Trains until the run is done, diverges, or a stop signal arrives at any rank. Returns the exit code. An
   // error in a step, in a validation or on the disk is thrown again as DataError or std::runtime_error; the
@@ -58,8 +57,8 @@ class TrainingLoop {
   Device& device_;
   Trainer& trainer_;
   Ranks& ranks_;
-  RunFolder* const run_;     // of rank 0
-  TrainingLog* const log_;   // of rank 0
+  RunFolder* const run_;    // of rank 0
+  TrainingLog* const log_;  // of rank 0
   const std::filesystem::path path_;
   const DataRecord data_;
   const std::int64_t first_step_;               // number of steps done before this start

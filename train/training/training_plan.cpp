@@ -24,7 +24,8 @@ TrainingPlan::TrainingPlan(const Config& config_, const Device& device, int rank
   if (ranks > 1) weights_check.plan(memory, parameters);
   memory.add(MemoryCategory::optimizer, "step state", DType::f32, {sizeof(StepState) / sizeof(float)}, state);
   memory.add(MemoryCategory::activations, "token weights", DType::f32, {shape.tokens()}, token_weights);
-  memory.add_workspace(device, [&](Device& survey) { run_passes(survey, rank, ranks); }, workspace);
+  memory.add_workspace(
+      device, [&](Device& survey) { run_passes(survey, rank, ranks); }, workspace);
 }
 
 void TrainingPlan::run_passes(Device& survey, int rank, int ranks) {
