@@ -23,7 +23,9 @@ const CropOptions& checked(const CropOptions& options) {
 }  // namespace
 
 CropSource::CropSource(const CropOptions& options)
-    : options_(checked(options)), set_({options.pattern, options.vocab, options.advice, options.files}) {
+    : options_(checked(options)),
+      set_({options.pattern, options.vocab, options.advice, options.files, options.scan, options.check_rank,
+            options.check_size}) {
   check_records();
   records_ = static_cast<std::uint64_t>(set_.tokens() / options_.record_tokens);
   if (records_ == 0) throw DataError("the shards matching '" + options_.pattern + "' hold no record");

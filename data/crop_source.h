@@ -18,6 +18,9 @@ struct CropOptions {
   std::uint64_t seed = 0;
   std::string advice{};              // see ShardFiles
   std::vector<std::string> files{};  // see ShardFiles
+  std::string scan{};                // see ShardFiles
+  int check_rank = 0;                // see ShardFiles
+  int check_size = 1;
 };
 
 // Record r is tokens r R .. (r + 1) R - 1 of the stream; each shard holds whole records. A sequence is a crop
@@ -41,6 +44,7 @@ class CropSource final : public TokenSource {
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override;
   void finish_check() const override { set_.finish_check(); }
   std::vector<ShardRecord> shards() const override { return set_.records(); }
+  std::string scan() const override { return set_.scan(); }
   std::string tokenizer() const override { return set_.tokenizer(); }
   std::string tokenizer_sha256() const override { return set_.tokenizer_sha256(); }
   std::vector<std::string> notes() const override { return set_.notes(); }

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "data/shard_scan.h"
+
 namespace goat {
 namespace {
 
@@ -98,6 +100,12 @@ std::vector<ShardRecord> MixtureSource::shards() const {
       all.push_back(std::move(record));
     }
   return all;
+}
+
+std::string MixtureSource::scan() const {
+  std::vector<std::string> scans;
+  for (const MixturePart& part : parts_) scans.push_back(part.source->scan());
+  return join_scans(scans);
 }
 
 std::string MixtureSource::tokenizer() const {

@@ -36,6 +36,8 @@ class MixtureSource final : public TokenSource {
   void finish_check() const override;
   // Names begin with the number of the source, from 1: "2/train_000000.bin". Not if there is one alone.
   std::vector<ShardRecord> shards() const override;
+  // split_scans() gives back those of the sources.
+  std::string scan() const override;
   std::string tokenizer() const override;
   std::vector<std::string> notes() const override;
   std::vector<std::string> shares(std::uint64_t sequences) const override;

@@ -8,7 +8,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,16 +25,39 @@ namespace {
 
 std::string error_text() { return std::strerror(errno); }
 
-// An open shard file.
-class ShardFile {
- public:
-  explicit ShardFile(const std::string& path)
-      : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (descriptor_ < 0) fail(path_, "cannot open it: " + error_text());
+// The format that a header states.
+Shard::Format format_of(const std::string& path, std::int32_t magic, std::int32_t version) {
+  for (const Shard::Format& format : {Shard::uint16_tokens, Shard::uint32_tokens}) {
+    if (format.magic != magic) continue;
+    if (format.version == version) return format;
+    fail(path, "byte 4: format version " + std::to_string(version) + ", expected " +
+                   std::to_string(format.version) + " (tokens as uint" +
+                   std::to_string(8 * format.token_bytes) + ")");
   }
-  ShardFile(const ShardFile&) = delete;
-  ShardFile& operator=(const ShardFile&) = delete;
-  ~ShardFile() { ::close(descriptor_); }
+  fail(path, "byte 0: magic number " + std::to_string(magic) + ", expected " +
+                 std::to_string(Shard::uint16_tokens.magic) + " (tokens as uint16) or " +
+                 std::to_string(Shard::uint32_tokens.magic) +
+                 " (uint32): not a token shard (data/prepare.py makes them)");
+}
+
+// The first words of a header.
+using HeaderStart = std::array<std::int32_t, 3>;
+
+}  // namespace
+
+// An open shard file.
+class Shard::File {
+ public:
+  // `advice` follows the error if it cannot be opened.
+  explicit File(const std::string& path, const char* advice = "")
+      : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    if (descriptor_ < 0) fail(path_, "cannot open it: " + error_text() + advice);
+  }
+  File(File&& other) noexcept : path_(other.path_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+  File& operator=(File&&) = delete;
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
 
   FileIdentity identity() const {
     struct stat status {};
@@ -68,33 +93,22 @@ class ShardFile {
   int descriptor_;
 };
 
-// The format that a header states.
-Shard::Format format_of(const std::string& path, std::int32_t magic, std::int32_t version) {
-  for (const Shard::Format& format : {Shard::uint16_tokens, Shard::uint32_tokens}) {
-    if (format.magic != magic) continue;
-    if (format.version == version) return format;
-    fail(path, "byte 4: format version " + std::to_string(version) + ", expected " +
-                   std::to_string(format.version) + " (tokens as uint" +
-                   std::to_string(8 * format.token_bytes) + ")");
-  }
-  fail(path, "byte 0: magic number " + std::to_string(magic) + ", expected " +
-                 std::to_string(Shard::uint16_tokens.magic) + " (tokens as uint16) or " +
-                 std::to_string(Shard::uint32_tokens.magic) +
-                 " (uint32): not a token shard (data/prepare.py makes them)");
-}
+struct Shard::FirstOpened {
+  std::mutex mutex;
+  std::optional<FileIdentity> identity;  // of the file that was opened first
+};
 
-}  // namespace
-
-Shard::Shard(std::string path, std::int64_t vocab) : path_(std::move(path)), vocab_(vocab) {
-  const ShardFile file(path_);
-  identity_ = file.identity();
-  const std::int64_t size = identity_.bytes;
+Shard::Shard(std::string path, std::int64_t vocab)
+    : path_(std::move(path)), location_(path_), vocab_(vocab), first_(std::make_unique<FirstOpened>()) {
+  const File file(location_);
+  first_->identity = file.identity();
+  const std::int64_t size = first_->identity->bytes;
   if (size == 0) fail(path_, "is empty");
   if (size < header_bytes) {
     fail(path_, "has " + std::to_string(size) + " bytes, less than a header (" +
                     std::to_string(header_bytes) + "): not a token shard, or cut short");
   }
-  std::array<std::int32_t, 3> header{};
+  HeaderStart header{};
   file.read(0, header.data(), sizeof(header));
   format_ = format_of(path_, header[0], header[1]);
   if (header[2] < 0) fail(path_, "byte 8: negative token count " + std::to_string(header[2]));
@@ -109,10 +123,37 @@ Shard::Shard(std::string path, std::int64_t vocab) : path_(std::move(path)), voc
   }
 }
 
+Shard::Shard(const ScannedShard& scanned, const std::string& folder, std::int64_t vocab)
+    : path_(scanned.path),
+      location_(std::filesystem::path(folder) / path_),
+      vocab_(vocab),
+      format_(scanned.token_bytes == uint16_tokens.token_bytes ? uint16_tokens : uint32_tokens),
+      tokens_(scanned.tokens),
+      first_(std::make_unique<FirstOpened>()) {}
+
+Shard::Shard(Shard&& other) noexcept = default;
+Shard::~Shard() = default;
+
+bool Shard::opened_before() const {
+  const std::lock_guard lock(first_->mutex);
+  return first_->identity.has_value();
+}
+
+Shard::File Shard::open() const {
+  const bool known = opened_before();
+  File file(location_, known ? ""
+                             : "; rank 0 could: the data must be on a file system that all ranks share, at "
+                               "the same path");
+  const FileIdentity now = file.identity();
+  if (!known) check_scanned(file, now.bytes);
+  check_unchanged(now);
+  return file;
+}
+
 void Shard::read(std::int64_t first, std::span<std::int32_t> tokens) const {
   const std::int64_t count = std::ssize(tokens);
   if (first < 0 || first > tokens_ || count > tokens_ - first) {
-    throw std::out_of_range("token shard '" + path_ + "': tokens " + std::to_string(first) + " + " +
+    throw std::out_of_range("token shard '" + location_ + "': tokens " + std::to_string(first) + " + " +
                             std::to_string(count) + " of " + std::to_string(tokens_));
   }
   format_.token_bytes == 2 ? read_as<std::uint16_t>(first, tokens) : read_as<std::uint32_t>(first, tokens);
@@ -121,8 +162,7 @@ void Shard::read(std::int64_t first, std::span<std::int32_t> tokens) const {
 template <class Id>
 void Shard::read_as(std::int64_t first, std::span<std::int32_t> tokens) const {
   std::vector<Id> ids(tokens.size());
-  const ShardFile file(path_);
-  check_unchanged(file.identity());
+  const File file = open();
   file.read(offset_of(first), ids.data(), static_cast<std::int64_t>(ids.size() * sizeof(Id)));
   check_vocabulary<Id>(first, ids);
   std::transform(ids.begin(), ids.end(), tokens.begin(), [](Id id) { return static_cast<std::int32_t>(id); });
@@ -135,8 +175,7 @@ void Shard::verify(const std::string& sha256, const std::stop_token& stop) const
 template <class Id>
 void Shard::verify_as(const std::string& sha256, const std::stop_token& stop) const {
   static std::mutex turn;
-  const ShardFile file(path_);
-  check_unchanged(file.identity());
+  const File file = open();
   Sha256 digest;
   std::array<char, header_bytes> header{};
   file.read(0, header.data(), header_bytes);
@@ -155,14 +194,13 @@ void Shard::verify_as(const std::string& sha256, const std::stop_token& stop) co
   check_unchanged(file.identity());
   if (sha256.empty()) return;
   if (const std::string found = digest.finish(); found != sha256)
-    fail(path_, "its sha256 is " + found + ", but meta.json beside it says " + sha256 +
-                    ": not the file that was prepared, or damaged; copy or prepare it again");
+    fail(location_, "its sha256 is " + found + ", but meta.json beside it says " + sha256 +
+                        ": not the file that was prepared, or damaged; copy or prepare it again");
 }
 
 std::string Shard::samples_checksum() const {
   constexpr std::int64_t pieces = 16, piece_bytes = 4096;
-  const ShardFile file(path_);
-  check_unchanged(file.identity());
+  const File file = open();
   Checksum checksum;
   std::vector<char> piece(piece_bytes);
   const auto add = [&](std::int64_t offset, std::int64_t bytes) {
@@ -170,17 +208,31 @@ std::string Shard::samples_checksum() const {
     checksum.add(piece.data(), static_cast<std::size_t>(bytes));
   };
   add(0, header_bytes);
-  const std::int64_t end = identity_.bytes, stride = std::max((end - header_bytes) / pieces, piece_bytes);
+  const std::int64_t end = bytes(), stride = std::max((end - header_bytes) / pieces, piece_bytes);
   for (std::int64_t offset = header_bytes; offset < end; offset += stride)
     add(offset, std::min(piece_bytes, end - offset));
   return checksum.text();
 }
 
 void Shard::check_unchanged(const FileIdentity& now) const {
-  if (now == identity_) return;
-  fail(path_, "has changed since it was opened (it had " + std::to_string(identity_.bytes) +
-                  " bytes and now has " + std::to_string(now.bytes) +
-                  "): shards must stay as they are during a run; restore it and resume");
+  const std::lock_guard lock(first_->mutex);
+  if (!first_->identity) first_->identity = now;
+  if (now == *first_->identity) return;
+  fail(location_, "has changed since it was opened (it had " + std::to_string(bytes()) +
+                      " bytes and now has " + std::to_string(now.bytes) +
+                      "): shards must stay as they are during a run; restore it and resume");
+}
+
+void Shard::check_scanned(const File& file, std::int64_t size) const {
+  HeaderStart header{};
+  if (size == bytes()) file.read(0, header.data(), sizeof(header));
+  if (header == HeaderStart{format_.magic, format_.version, static_cast<std::int32_t>(tokens_)}) return;
+  fail(location_, "has changed since rank 0 read it (" + std::to_string(tokens_) + " tokens of " +
+                      std::to_string(format_.token_bytes) + " bytes, a file of " + std::to_string(bytes()) +
+                      " bytes; here it has " + std::to_string(size) +
+                      (size == bytes() ? " and another header" : "") +
+                      "): shards must stay as they are during a run, and be the same on all hosts; restore "
+                      "it and resume");
 }
 
 template <class Id>
@@ -189,9 +241,9 @@ void Shard::check_vocabulary(std::int64_t first, std::span<const Id> ids) const 
   for (const Id id : ids) largest = std::max(largest, id);
   if (largest < vocab_) return;
   const auto bad = std::find_if(ids.begin(), ids.end(), [&](Id id) { return id >= vocab_; });
-  fail(path_, "token " + std::to_string(first + (bad - ids.begin())) + " has id " + std::to_string(*bad) +
-                  ", but the vocabulary has " + std::to_string(vocab_) +
-                  ": set model.vocab to that of the tokenizer, or prepare the shards with another one");
+  fail(location_, "token " + std::to_string(first + (bad - ids.begin())) + " has id " + std::to_string(*bad) +
+                      ", but the vocabulary has " + std::to_string(vocab_) +
+                      ": set model.vocab to that of the tokenizer, or prepare the shards with another one");
 }
 
 }  // namespace goat

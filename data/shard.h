@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -26,12 +27,21 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
+// What rank 0 has read of a shard.
+struct ScannedShard {
+  std::string path;              // as rank 0 names it: absolute, or relative to its working folder
+  std::int64_t token_bytes = 0;  // 2 or 4
+  std::int64_t tokens = 0;
+  std::string samples;  // Shard::samples_checksum()
+  bool operator==(const ScannedShard&) const = default;
+};
+
 // Reads with pread, not through a memory map. If a mapped file is cut short, the system kills the process
 // (SIGBUS), and no check beforehand can prevent that. The file is opened again for every read, so that
 // thousands of shards need no descriptors. It is then compared with the file that was opened first (device,
 // inode, size, time of modification). Therefore a shard that was removed, replaced or rewritten during
-// training is an error. Both calls take microseconds; a training step takes milliseconds. A Shard is
-// immutable, so that threads may share it.
+// training is an error. Both calls take microseconds; a training step takes milliseconds. Threads may share
+// a Shard.
 class Shard {
  public:
   struct Format {
@@ -43,10 +53,16 @@ class Shard {
 
   // Opens the file and checks its header against its size. Throws DataError.
   Shard(std::string path, std::int64_t vocab);
+  // As rank 0, with the working folder `folder`, has opened it. Opens nothing. The first read compares the
+  // file's size and header with the scan, and throws DataError if they differ.
+  Shard(const ScannedShard& scanned, const std::string& folder, std::int64_t vocab);
+  Shard(Shard&& other) noexcept;
+  ~Shard();
 
   const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
-  std::int64_t bytes() const { return identity_.bytes; }
+  std::int64_t token_bytes() const { return format_.token_bytes; }
+  std::int64_t bytes() const { return offset_of(tokens_); }
 
   // Reads tokens first .. first + size - 1. Throws std::out_of_range if they are not all in the shard, and
   // DataError if the file has changed or a token is not below the vocabulary size.
@@ -61,7 +77,13 @@ class Shard {
   std::string samples_checksum() const;
 
  private:
+  class File;
+  struct FirstOpened;
+  // Opens the file, which must be the one that was opened first or, if none was yet, as rank 0 has read it.
+  File open() const;
+  bool opened_before() const;
   void check_unchanged(const FileIdentity& now) const;
+  void check_scanned(const File& file, std::int64_t size) const;
   std::int64_t offset_of(std::int64_t token) const { return header_bytes + format_.token_bytes * token; }
   // Id: std::uint16_t or std::uint32_t, as the file has them.
   template <class Id>
@@ -72,10 +94,11 @@ class Shard {
   void verify_as(const std::string& sha256, const std::stop_token& stop) const;
 
   std::string path_;
+  std::string location_;  // the file to open, which messages name
   std::int64_t vocab_;
   Format format_ = uint16_tokens;
   std::int64_t tokens_ = 0;
-  FileIdentity identity_{};
+  std::unique_ptr<FirstOpened> first_;
 };
 
 }  // namespace goat

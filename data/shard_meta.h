@@ -21,6 +21,7 @@ struct ShardMeta {
   // Whether a model with a vocabulary of `model_vocab` fits this tokenizer. It may have up to 127 more
   // tokens as padding.
   bool fits(std::int64_t model_vocab) const { return vocab <= model_vocab && model_vocab < vocab + 128; }
+  bool operator==(const ShardMeta&) const = default;
 };
 
 // Reads FOLDER/meta.json. nullopt if there is none, or if it lacks what prepare.py writes: shards from

@@ -45,8 +45,15 @@ ShardSet::ShardSet(ShardFiles files) : files_(std::move(files)) {
   if (files_.vocab < 1 || files_.vocab > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("ShardSet: vocab " + std::to_string(files_.vocab) +
                                 ", must be from 1 to 2^31 - 1");
-  open_shards();
-  read_metas();
+  if (files_.check_rank < 0 || files_.check_rank >= files_.check_size)
+    throw std::invalid_argument("ShardSet: check_rank " + std::to_string(files_.check_rank) +
+                                " of check_size " + std::to_string(files_.check_size));
+  if (files_.scan.empty()) {
+    open_shards();
+    read_metas();
+  } else {
+    take_scan();
+  }
   check_ = std::async(std::launch::async, [this, stop = stop_.get_token()] { check_all(stop); }).share();
 }
 
@@ -57,12 +64,32 @@ void ShardSet::open_shards() {
   if (paths.empty())
     throw DataError("no token shard matches '" + files_.pattern + "'" +
                     (files_.advice.empty() ? "" : ": " + files_.advice));
+  std::error_code gone;  // then relative paths mean nothing anyway
+  working_folder_ = std::filesystem::current_path(gone).string();
   std::vector<std::optional<Shard>> opened(paths.size());
   for_each_in_parallel(paths.size(), [&](std::size_t i) { opened[i].emplace(paths[i], files_.vocab); });
-  for (std::optional<Shard>& shard : opened) {
-    shards_.push_back(std::move(*shard));
-    starts_.push_back(starts_.back() + shards_.back().tokens());
+  for (std::optional<Shard>& shard : opened) add_shard(std::move(*shard));
+}
+
+void ShardSet::take_scan() {
+  const ShardScan scan = decode_shard_scan(files_.scan);
+  files_.scan.clear();
+  working_folder_ = scan.working_folder;
+  for (const ScannedShard& scanned : scan.shards) {
+    add_shard(Shard(scanned, scan.working_folder, files_.vocab));
+    samples_.push_back(scanned.samples);
   }
+  for (const auto& [folder, meta] : scan.metas) add_meta(folder, meta);
+}
+
+void ShardSet::add_shard(Shard shard) {
+  starts_.push_back(starts_.back() + shard.tokens());
+  shards_.push_back(std::move(shard));
+}
+
+void ShardSet::add_meta(const std::string& folder, ShardMeta meta) {
+  check_meta(folder, meta);
+  metas_.emplace(folder, std::move(meta));
 }
 
 void ShardSet::read_metas() {
@@ -71,9 +98,7 @@ void ShardSet::read_metas() {
     const std::string folder = folder_of(shard);
     if (!looked_into.insert(folder).second) continue;
     std::optional<ShardMeta> meta = read_shard_meta(folder);
-    if (!meta) continue;
-    check_meta(folder, *meta);
-    metas_.emplace(folder, std::move(*meta));
+    if (meta) add_meta(folder, std::move(*meta));
   }
 }
 
@@ -134,13 +159,31 @@ std::string ShardSet::tokenizer_sha256() const {
   return metas_.empty() ? "" : metas_.begin()->second.tokenizer_sha256;
 }
 
+const std::vector<std::string>& ShardSet::samples() const {
+  const std::lock_guard lock(samples_mutex_);
+  if (samples_.empty()) {
+    std::vector<std::string> read(shards_.size());
+    for_each_in_parallel(read.size(), [&](std::size_t i) { read[i] = shards_[i].samples_checksum(); });
+    samples_ = std::move(read);
+  }
+  return samples_;
+}
+
 std::vector<ShardRecord> ShardSet::records() const {
-  std::vector<ShardRecord> records(shards_.size());
-  for_each_in_parallel(shards_.size(), [&](std::size_t i) {
-    const Shard& shard = shards_[i];
-    records[i] = {name_of(shard), shard.tokens(), shard.samples_checksum(), sha256_of(shard)};
-  });
+  const std::vector<std::string>& checksums = samples();
+  std::vector<ShardRecord> records;
+  records.reserve(shards_.size());
+  for (std::size_t i = 0; i < shards_.size(); ++i)
+    records.push_back({name_of(shards_[i]), shards_[i].tokens(), checksums[i], sha256_of(shards_[i])});
   return records;
+}
+
+std::string ShardSet::scan() const {
+  const std::vector<std::string>& checksums = samples();
+  ShardScan scan{.working_folder = working_folder_, .shards = {}, .metas = metas_};
+  for (std::size_t i = 0; i < shards_.size(); ++i)
+    scan.shards.push_back({shards_[i].path(), shards_[i].token_bytes(), shards_[i].tokens(), checksums[i]});
+  return encode(scan);
 }
 
 std::vector<std::string> ShardSet::notes() const {
@@ -168,9 +211,10 @@ void ShardSet::check_all(const std::stop_token& stop) const {
   // On Linux, of this thread alone: training comes first where they share a core, but the check gets on.
   constexpr int nice = 10;
   ::setpriority(PRIO_PROCESS, 0, nice);
-  for (const Shard& shard : shards_) {
+  for (auto i = static_cast<std::size_t>(files_.check_rank); i < shards_.size();
+       i += static_cast<std::size_t>(files_.check_size)) {
     if (stop.stop_requested()) return;
-    shard.verify(sha256_of(shard), stop);
+    shards_[i].verify(sha256_of(shards_[i]), stop);
   }
 }
 

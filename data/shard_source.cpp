@@ -23,7 +23,9 @@ const ShardOptions& checked(const ShardOptions& options) {
 }  // namespace
 
 ShardSource::ShardSource(const ShardOptions& options)
-    : options_(checked(options)), set_({options.pattern, options.vocab, options.advice, options.files}) {
+    : options_(checked(options)),
+      set_({options.pattern, options.vocab, options.advice, options.files, options.scan, options.check_rank,
+            options.check_size}) {
   const std::int64_t length = options_.seq_len;
   // Number of positions that can be a target.
   const std::int64_t usable = tokens() - (options_.bos_block ? 0 : 1);

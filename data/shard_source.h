@@ -19,6 +19,9 @@ struct ShardOptions {
   std::uint64_t seed = 0;
   std::string advice{};              // see ShardFiles
   std::vector<std::string> files{};  // see ShardFiles
+  std::string scan{};                // see ShardFiles
+  int check_rank = 0;                // see ShardFiles
+  int check_size = 1;
 };
 
 // A block that starts at stream position o holds
@@ -45,6 +48,7 @@ class ShardSource final : public TokenSource {
   void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override;
   void finish_check() const override { set_.finish_check(); }
   std::vector<ShardRecord> shards() const override { return set_.records(); }
+  std::string scan() const override { return set_.scan(); }
   std::string tokenizer() const override { return set_.tokenizer(); }
   std::string tokenizer_sha256() const override { return set_.tokenizer_sha256(); }
   std::vector<std::string> notes() const override;

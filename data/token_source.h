@@ -43,6 +43,9 @@ class TokenSource {
   virtual void finish_check() const {}
   // Identifies the data: a record of each shard, in order. Empty for generated tasks. Throws DataError.
   virtual std::vector<ShardRecord> shards() const { return {}; }
+  // What the other ranks need to open the same data without reading every file: rank 0 gives it to them as
+  // the option `scan`. Empty for generated tasks. Throws DataError.
+  virtual std::string scan() const { return ""; }
   // The tokenizer that made the tokens ("bytes", "gpt2"), as stated beside the data. Empty if
   // nothing is stated.
   virtual std::string tokenizer() const { return ""; }

@@ -8,6 +8,7 @@
 #include "data/crop_source.h"
 #include "data/mixture_source.h"
 #include "data/needle_task.h"
+#include "data/shard_scan.h"
 #include "data/shard_source.h"
 #include "train/config/mixture.h"
 
@@ -101,7 +102,7 @@ std::string how_to_prepare(const Config& config, const std::string& pattern) {
 }
 
 std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string& pattern, bool shuffle,
-                                         const std::vector<std::string>& files = {}) {
+                                         const std::vector<std::string>& files, const DataShare& share) {
   if (config.data.block == "crop")
     return std::make_unique<CropSource>(CropOptions{.pattern = pattern,
                                                     .seq_len = config.data.seq_len,
@@ -110,7 +111,10 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
                                                     .shuffle = shuffle,
                                                     .seed = static_cast<std::uint64_t>(config.train.seed),
                                                     .advice = how_to_prepare(config, pattern),
-                                                    .files = files});
+                                                    .files = files,
+                                                    .scan = share.scan,
+                                                    .check_rank = share.check_rank,
+                                                    .check_size = share.check_size});
   return std::make_unique<ShardSource>(ShardOptions{.pattern = pattern,
                                                     .seq_len = config.data.seq_len,
                                                     .bos_block = config.data.block == "bos",
@@ -119,14 +123,21 @@ std::unique_ptr<TokenSource> open_shards(const Config& config, const std::string
                                                     .shuffle = shuffle,
                                                     .seed = static_cast<std::uint64_t>(config.train.seed),
                                                     .advice = how_to_prepare(config, pattern),
-                                                    .files = files});
+                                                    .files = files,
+                                                    .scan = share.scan,
+                                                    .check_rank = share.check_rank,
+                                                    .check_size = share.check_size});
 }
 
-std::unique_ptr<TokenSource> open_training_shards(const Config& config) {
-  if (config.data.mixture.empty()) return open_shards(config, config.data.train, true);
+std::unique_ptr<TokenSource> open_training_shards(const Config& config, const DataShare& share) {
+  if (config.data.mixture.empty()) return open_shards(config, config.data.train, true, {}, share);
+  const std::vector<WeightedPattern> wanted = parse_mixture(config.data.mixture);
+  const std::vector<std::string> scans =
+      share.scan.empty() ? std::vector<std::string>(wanted.size()) : split_scans(share.scan, wanted.size());
   std::vector<MixturePart> parts;
-  for (const auto& [weight, pattern] : parse_mixture(config.data.mixture))
-    parts.push_back({weight, open_shards(config, pattern, true)});
+  for (std::size_t k = 0; k < wanted.size(); ++k)
+    parts.push_back({wanted[k].weight, open_shards(config, wanted[k].pattern, true, {},
+                                                   {scans[k], share.check_rank, share.check_size})});
   return std::make_unique<MixtureSource>(std::move(parts));
 }
 }  // namespace
@@ -150,24 +161,24 @@ std::string tokenizer_text(const Config& config, const TokenSource& data) {
   return assumed + ", assumed from " + vocab + ": no meta.json of prepare.py beside the shards";
 }
 
-std::unique_ptr<TokenSource> open_training_source(const Config& config) {
+std::unique_ptr<TokenSource> open_training_source(const Config& config, const DataShare& share) {
   auto source = open_generated(config, false);
-  if (!source) source = open_training_shards(config);
+  if (!source) source = open_training_shards(config, share);
   require_answers(config, *source);
   return source;
 }
 
-std::unique_ptr<TokenSource> open_validation_source(const Config& config) {
+std::unique_ptr<TokenSource> open_validation_source(const Config& config, const DataShare& share) {
   if (config.eval.tokens == 0) return nullptr;
   if (auto generated = open_generated(config, true)) return generated;
-  return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false);
+  return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false, {}, share);
 }
 
 std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
                                                     const std::vector<std::string>& files) {
   if (auto generated = open_generated(config, true)) return generated;
   if (files.empty() && config.data.val.empty()) return nullptr;
-  return open_shards(config, config.data.val, false, files);
+  return open_shards(config, config.data.val, false, files, {});
 }
 
 std::unique_ptr<TokenSource> open_needle_task(const Config& config, std::optional<double> depth) {

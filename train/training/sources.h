@@ -11,10 +11,19 @@
 
 namespace goat {
 
+// How the ranks of a run share the work on one source.
+struct DataShare {
+  std::string scan{};  // rank 0's TokenSource::scan() of this source; empty: read every shard's header here
+  // The background check takes every check_size-th shard, from the shard check_rank on.
+  int check_rank = 0;
+  int check_size = 1;
+};
+
 // These throw DataError if the data cannot be used, and ConfigError if train.loss asks for answers that they
 // do not have.
-std::unique_ptr<TokenSource> open_training_source(const Config& config);
-std::unique_ptr<TokenSource> open_validation_source(const Config& config);  // null if the config has none
+std::unique_ptr<TokenSource> open_training_source(const Config& config, const DataShare& share = {});
+// Null if the config has none.
+std::unique_ptr<TokenSource> open_validation_source(const Config& config, const DataShare& share = {});
 
 // The tokenizer that the vocabulary size suggests: "dna", "bytes", "gpt2", or empty if none.
 std::string assumed_tokenizer(const Config& config);
