@@ -421,7 +421,7 @@ struct StepVerdict {
   Tensor losses;                       // strided f64 [N, k], k sums of AddLoss of each rank
   std::span<const ChunkSums> squares;  // each `first` is at least the one before
   float clip = 0;                      // 0: no clipping
-  Tensor flags;                        // strided f64 [N, most_flags], optional: then all flags are 0
+  Tensor flags{};                      // strided f64 [N, most_flags], optional: then all flags are 0
 };
 
 // How an fp32 master weight is rounded to a bf16 parameter. stochastic: rounds up with probability

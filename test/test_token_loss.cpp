@@ -8,34 +8,17 @@
 #include "test/model_oracle.h"
 #include "test/one_step.h"
 #include "test/operand.h"
+#include "test/question_source.h"
 #include "test/tiny_model.h"
 #include "train/model/evaluation.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
 using namespace goat;
+using goat::test::QuestionSource;
 using namespace goat::test::tiny_model;
 
 namespace {
-
-// Random tokens. The answer of sequence i are 0 to 4 targets from 2 on, and every third target of a sequence
-// does not count.
-class QuestionSource final : public TokenSource {
- public:
-  std::string description() const override { return "questions"; }
-  std::uint64_t sequences() const override { return endless; }
-  void read(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) override {
-    goat::test::Rng rng(index);
-    std::uniform_int_distribution<std::int32_t> token(0, 10);
-    for (std::size_t t = 0; t < inputs.size(); ++t) {
-      inputs[t] = token(rng);
-      targets[t] = (t + index) % 3 == 0 ? -1 : token(rng);
-    }
-  }
-  TargetRange answer(std::uint64_t index) const override {
-    return {2, 2 + static_cast<std::int64_t>(index % 5)};
-  }
-};
 
 struct Batch {
   std::vector<std::int32_t> inputs, targets;

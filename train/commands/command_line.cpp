@@ -119,14 +119,15 @@ void add_training(CLI::App& app, TrainOptions& options) {
       ->type_name("X")
       ->check(positive_number())
       ->needs(dry_run);
-  app.add_option("--profile", options.profile,
-                 "time every operation in N steps, write OUT/profile, and stop; no run is touched")
-      ->type_name("N")
-      ->check(integer(1, most_profiled))
-      ->excludes(resume)
-      ->excludes(overwrite)
-      ->excludes(dry_run)
-      ->excludes(print_config);
+  CLI::Option* profile =
+      app.add_option("--profile", options.profile,
+                     "time every operation in N steps, write OUT/profile, and stop; no run is touched")
+          ->type_name("N")
+          ->check(integer(1, most_profiled))
+          ->excludes(resume)
+          ->excludes(overwrite)
+          ->excludes(dry_run)
+          ->excludes(print_config);
   app.add_option("--peak-tflops", options.peak_tflops,
                  "what MFU refers to (default: the bf16 or TF32 peak of the GPU, by its name)")
       ->type_name("X")
@@ -135,7 +136,8 @@ void add_training(CLI::App& app, TrainOptions& options) {
                  "train by N processes on this host, each with its share of every batch; with --dry-run: the "
                  "plan of each")
       ->type_name("N")
-      ->check(integer(1, most_ranks));
+      ->check(integer(1, most_ranks))
+      ->excludes(profile);
   app.add_flag("--list-configs", options.list_configs, "list the presets and stop");
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include "data/data_error.h"
 #include "train/commands/version.h"
@@ -69,9 +68,10 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   RankGroupOptions group;
   group.start_timeout = milliseconds_of(config.distributed.start_timeout);
   group.limits = limits_of(config.distributed);
+  // Another thread may hold the locks of stdout and stderr for ever.
   group.on_failure = [folder, first = launch.rank == 0](const Failure& failure) {
-    if (first) std::fprintf(stderr, "%s\n", advice_after_failure(folder).c_str());
-    std::fflush(nullptr);
+    const std::string advice = first ? advice_after_failure(folder) + "\n" : "";
+    if (::write(STDERR_FILENO, advice.data(), advice.size()) < 0) ::_exit(failure.code);
     ::_exit(failure.code);
   };
   const std::string start = options.resume ? "--resume" : options.overwrite ? "--overwrite" : "a new run";

@@ -43,21 +43,62 @@ void read_sequences(TokenSource& source, std::int64_t first, std::int64_t count,
   std::fill(targets.begin() + end, targets.end(), -1);
 }
 
-void add_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
-  const std::size_t length = result.sum.size();
-  for (std::size_t n = 0; n < losses.size(); ++n) {
-    if (targets[n] < 0) continue;
-    result.sum[n % length] += static_cast<double>(losses[n]);
-    ++result.counted[n % length];
+// What a pass has computed for one sequence.
+struct SequenceOutput {
+  std::span<const float> losses;          // [T]
+  std::span<const std::int32_t> targets;  // [T]
+  TargetRange answer;
+};
+
+// Runs the share's passes and calls use(output) for each of their sequences, in order. `progress` (if given)
+// as for measure_losses.
+void for_each_sequence(Model& model, Device& device, TokenSource& source, Cut cut, PassShare share,
+                       const std::function<void(const SequenceOutput&)>& use,
+                       const std::function<void(std::int64_t)>& progress) {
+  const BatchShape shape = model.shape();
+  if (shape.length != cut.length)
+    throw std::invalid_argument("evaluation: a model for sequences of length " +
+                                std::to_string(shape.length) + ", a cut of length " +
+                                std::to_string(cut.length));
+  if (share.rank < 0 || share.rank >= share.size)
+    throw std::invalid_argument("evaluation: rank " + std::to_string(share.rank) + " of " +
+                                std::to_string(share.size));
+  const auto length = static_cast<std::size_t>(cut.length);
+  std::vector<std::int32_t> inputs(static_cast<std::size_t>(shape.tokens())), targets(inputs.size());
+  std::vector<float> losses(inputs.size());
+  const std::int64_t passes = (cut.sequences + shape.sequences - 1) / shape.sequences;
+  for (std::int64_t pass = passes * share.rank / share.size; pass < passes * (share.rank + 1) / share.size;
+       ++pass) {
+    const std::int64_t first = pass * shape.sequences,
+                       count = std::min(shape.sequences, cut.sequences - first);
+    read_sequences(source, first, count, length, inputs, targets);
+    model.load(device, inputs, targets);
+    model.forward(device);
+    device.download(losses.data(), model.losses().data, model.losses().bytes());
+    for (std::int64_t b = 0; b < count; ++b) {
+      const std::size_t offset = static_cast<std::size_t>(b) * length;
+      use({std::span(losses).subspan(offset, length), std::span(targets).subspan(offset, length),
+           source.answer(static_cast<std::uint64_t>(first + b))});
+    }
+    if (progress) progress(first + count);
   }
 }
 
-void add_answer(TokenLosses& result, TargetRange answer, std::span<const float> losses,
-                std::span<const std::int32_t> targets) {
-  for (auto t = static_cast<std::size_t>(answer.first); t < static_cast<std::size_t>(answer.end); ++t) {
+void add_losses(TokenLosses& result, std::span<const float> losses, std::span<const std::int32_t> targets) {
+  for (std::size_t t = 0; t < losses.size(); ++t) {
     if (targets[t] < 0) continue;
-    result.answer_sum += static_cast<double>(losses[t]);
-    ++result.answer_counted;
+    result.sum[t] += static_cast<double>(losses[t]);
+    ++result.counted[t];
+  }
+}
+
+// Adds the losses of the targets in `range`.
+void add_range(TargetRange range, std::span<const float> losses, std::span<const std::int32_t> targets,
+               double& sum, std::int64_t& counted) {
+  for (auto t = static_cast<std::size_t>(range.first); t < static_cast<std::size_t>(range.end); ++t) {
+    if (targets[t] < 0) continue;
+    sum += static_cast<double>(losses[t]);
+    ++counted;
   }
 }
 
@@ -159,35 +200,29 @@ ForwardModel::ForwardModel(const Config& config, BatchShape shape, const Paramet
 
 TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
                            const std::function<void(std::int64_t)>& progress) {
-  const BatchShape shape = model.shape();
-  if (shape.length != cut.length)
-    throw std::invalid_argument("measure_losses: a model for sequences of length " +
-                                std::to_string(shape.length) + ", a cut of length " +
-                                std::to_string(cut.length));
   const auto length = static_cast<std::size_t>(cut.length);
-  std::vector<std::int32_t> inputs(static_cast<std::size_t>(shape.tokens())), targets(inputs.size());
-  std::vector<float> losses(inputs.size());
-
   TokenLosses result{
       .sum = std::vector<double>(length), .counted = std::vector<std::int64_t>(length), .per_token = {}};
   if (keep_per_token) result.per_token.reserve(static_cast<std::size_t>(cut.tokens()));
-  for (std::int64_t first = 0; first < cut.sequences; first += shape.sequences) {
-    const std::int64_t count = std::min(shape.sequences, cut.sequences - first);
-    read_sequences(source, first, count, length, inputs, targets);
-    model.load(device, inputs, targets);
-    model.forward(device);
-    device.download(losses.data(), model.losses().data, model.losses().bytes());
-    const std::size_t read = static_cast<std::size_t>(count) * length;
-    add_losses(result, std::span(losses).first(read), std::span(targets).first(read));
-    for (std::int64_t b = 0; b < count; ++b) {
-      const std::size_t offset = static_cast<std::size_t>(b) * length;
-      add_answer(result, source.answer(static_cast<std::uint64_t>(first + b)),
-                 std::span(losses).subspan(offset, length), std::span(targets).subspan(offset, length));
-    }
-    if (keep_per_token) keep_losses(result, std::span(losses).first(read), std::span(targets).first(read));
-    if (progress) progress(first + count);
-  }
+  const auto add = [&](const SequenceOutput& one) {
+    add_losses(result, one.losses, one.targets);
+    add_range(one.answer, one.losses, one.targets, result.answer_sum, result.answer_counted);
+    if (keep_per_token) keep_losses(result, one.losses, one.targets);
+  };
+  for_each_sequence(model, device, source, cut, {}, add, progress);
   return result;
+}
+
+std::vector<SequenceLosses> measure_sequences(Model& model, Device& device, TokenSource& source, Cut cut,
+                                              PassShare share) {
+  std::vector<SequenceLosses> all;
+  const auto add = [&](const SequenceOutput& one) {
+    SequenceLosses& sums = all.emplace_back();
+    add_range({0, cut.length}, one.losses, one.targets, sums.sum, sums.counted);
+    add_range(one.answer, one.losses, one.targets, sums.answer_sum, sums.answer_counted);
+  };
+  for_each_sequence(model, device, source, cut, share, add, {});
+  return all;
 }
 
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,

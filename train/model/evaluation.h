@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -95,7 +96,31 @@ class ForwardModel {
 TokenLosses measure_losses(Model& model, Device& device, TokenSource& source, Cut cut, bool keep_per_token,
                            const std::function<void(std::int64_t)>& progress = {});
 
-// The same with a new model whose passes keep to `limits`. config.data.seq_len remains the
+// Losses of one sequence in nats, summed in double in the order of its positions.
+struct SequenceLosses {
+  double sum = 0;            // over its counted targets
+  std::int64_t counted = 0;  // number of them
+  double answer_sum = 0;     // over those of its answer
+  std::int64_t answer_counted = 0;
+  bool operator==(const SequenceLosses&) const = default;
+};
+
+// A rank's part of an evaluation.
+struct PassShare {
+  int rank = 0;
+  int size = 1;
+};
+
+// Losses of the sequences in the rank's passes, in order. The P passes of B sequences each (the model's
+// number) are those of measure_losses, and a rank takes the passes floor(P rank / size) .. floor(P (rank + 1)
+// / size)
+// - 1. So the sequences of all ranks one after the other, and their losses, are the same for any number of
+// ranks. A rank has none if there are fewer passes than ranks. The model, and what is thrown, as for
+// measure_losses; std::invalid_argument also if there is no such rank.
+std::vector<SequenceLosses> measure_sequences(Model& model, Device& device, TokenSource& source, Cut cut,
+                                              PassShare share);
+
+// The same as measure_losses with a new model whose passes keep to `limits`. config.data.seq_len remains the
 // training length L_train.
 TokenLosses evaluate(const Config& config, const ParameterSet& parameters, Device& device,
                      TokenSource& source, Cut cut, bool keep_per_token, const PassLimits& limits = {},

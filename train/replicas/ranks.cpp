@@ -70,7 +70,7 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
   const std::uint64_t own = std::uint64_t{random()} << 32 | random();
   const std::string nonce = group.gather("the name of the shared memory", std::to_string(own)).front();
   SharedExchangeSetup setup;
-  setup.name = "/goat-" + nonce;
+  setup.name = "goat-" + nonce;
   setup.nonce = std::stoull(nonce);
   setup.rank = group.rank();
   setup.size = group.size();
@@ -120,7 +120,13 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   const RankLimits limits = options.limits;
   auto group = std::make_unique<RankGroup>(launch, std::move(fields), std::move(options));
   require_one_host(*group, name);
-  auto communicator = connect_devices(*group, limits);
+  std::unique_ptr<Communicator> communicator;
+  try {
+    communicator = connect_devices(*group, limits);
+  } catch (const std::exception& error) {
+    group->fail(error.what(), 1);
+    throw;
+  }
   return {std::move(group), std::move(communicator)};
 }
 

@@ -174,6 +174,20 @@ std::unique_ptr<TokenSource> open_validation_source(const Config& config, const 
   return config.data.val.empty() ? nullptr : open_shards(config, config.data.val, false, {}, share);
 }
 
+RunData open_data(const Config& config, Ranks& ranks) {
+  const auto open = [&](const char* what, auto open_source) {
+    DataShare share{.check_rank = ranks.rank(), .check_size = ranks.size()};
+    std::unique_ptr<TokenSource> source;
+    share.scan = from_first(*ranks.group, what, [&] {
+      source = open_source(config, share);
+      return source ? source->scan() : std::string();
+    });
+    return ranks.first() ? std::move(source) : open_source(config, share);
+  };
+  std::unique_ptr<TokenSource> training = open("the training data", open_training_source);
+  return {std::move(training), open("the validation data", open_validation_source)};
+}
+
 std::unique_ptr<TokenSource> open_evaluation_source(const Config& config,
                                                     const std::vector<std::string>& files) {
   if (auto generated = open_generated(config, true)) return generated;

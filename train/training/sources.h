@@ -8,6 +8,7 @@
 
 #include "data/token_source.h"
 #include "train/config/config.h"
+#include "train/replicas/ranks.h"
 
 namespace goat {
 
@@ -24,6 +25,13 @@ struct DataShare {
 std::unique_ptr<TokenSource> open_training_source(const Config& config, const DataShare& share = {});
 // Null if the config has none.
 std::unique_ptr<TokenSource> open_validation_source(const Config& config, const DataShare& share = {});
+
+// The data of a run, which all ranks open together: rank 0 reads the headers of all shards, and the others are
+// told what it found. validation is null if the config has none.
+struct RunData {
+  std::unique_ptr<TokenSource> training, validation;
+};
+RunData open_data(const Config& config, Ranks& ranks);
 
 // The tokenizer that the vocabulary size suggests: "dna", "bytes", "gpt2", or empty if none.
 std::string assumed_tokenizer(const Config& config);

@@ -14,9 +14,22 @@ TokenLoss::Weights TokenLoss::weights(std::int64_t counted, std::int64_t answers
   return {.answer = static_cast<float>(answer), .other = static_cast<float>(other)};
 }
 
-double TokenLoss::of(const TokenLosses& losses) const {
-  if (!needs_answers()) return losses.nll();
-  return mean_share * losses.nll() + span_share * losses.answer_nll();
+double TokenLoss::weighted(double mean, double answer_mean) const {
+  return needs_answers() ? mean_share * mean + span_share * answer_mean : mean;
+}
+
+double TokenLoss::of(const TokenLosses& losses) const { return weighted(losses.nll(), losses.answer_nll()); }
+
+double TokenLoss::of(std::span<const SequenceLosses> sequences) const {
+  SequenceLosses all;
+  for (const SequenceLosses& one : sequences) {
+    all.sum += one.sum;
+    all.counted += one.counted;
+    all.answer_sum += one.answer_sum;
+    all.answer_counted += one.answer_counted;
+  }
+  return weighted(all.sum / static_cast<double>(all.counted),
+                  all.answer_counted ? all.answer_sum / static_cast<double>(all.answer_counted) : 0);
 }
 
 }  // namespace goat

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "train/config/config.h"
 #include "train/model/evaluation.h"
@@ -23,6 +24,11 @@ struct TokenLoss {
   };
   Weights weights(std::int64_t counted, std::int64_t answers) const;
   double of(const TokenLosses& losses) const;  // nats
+  // The same over the sequences, added in their order.
+  double of(std::span<const SequenceLosses> sequences) const;
+
+ private:
+  double weighted(double mean, double answer_mean) const;
 };
 
 }  // namespace goat

@@ -119,8 +119,8 @@ std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wis
   const StepInputs& inputs = next_inputs();
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   enqueue_gradients(step, inputs);
-  consistent_ = false;
   enqueue_verdict(step, own_wish);
+  consistent_ = false;
   plan_.update(device_, *ranks_.communicator);
   device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
   device_.record(*events_of(step).end);
