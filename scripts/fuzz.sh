@@ -9,9 +9,8 @@ mkdir -p "$out"
 
 declare -A sources=(
   [config]="train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp"
-  [safetensors]="train/files/safetensors.cpp train/files/files.cpp data/checksum.cpp"
-  [manifest]="train/run/checkpoint.cpp data/parsed_json.cpp train/files/safetensors.cpp train/files/files.cpp train/memory/parameters.cpp train/memory/memory.cpp train/memory/float_copies.cpp train/config/config.cpp train/config/config_keys.cpp
-              train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp kernels/device.cpp kernels/tensor.cpp kernels/workspace_survey.cpp kernels/operations.cpp kernels/signature.cpp data/checksum.cpp"
+  [safetensors]="train/files/safetensors.cpp"
+  [manifest]="train/run/manifest.cpp data/parsed_json.cpp data/checksum.cpp train/config/config.cpp train/config/config_keys.cpp train/config/config_validate.cpp train/config/mixture.cpp train/config/presets.cpp data/needle_task.cpp"
   [shard]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/parsed_json.cpp data/utf8.cpp data/checksum.cpp"
   [shard_meta]="data/shard.cpp data/shard_meta.cpp data/shard_set.cpp data/shard_source.cpp data/crop_source.cpp data/parsed_json.cpp data/utf8.cpp data/checksum.cpp"
   [tokenizer]="data/bpe_tokenizer.cpp data/gpt2_tokenizer.cpp data/tokenizer_json.cpp data/byte_alphabet.cpp

@@ -17,7 +17,7 @@ import xxhash
 from console import DataError, UsageError, one_line
 
 MANIFEST, WEIGHTS, CHECKSUM = "state.json", "model.safetensors", "xxh3_64"
-MANIFEST_FORMAT = 1
+FORMAT_OF_FILES, FORMAT_OF_PIECES = 1, 2  # a checksum for each file, or for each of its pieces
 LARGEST_MANIFEST = 64 << 20  # bytes
 LARGEST_COUNT = 1 << 62
 READ_BYTES = 1 << 20
@@ -145,8 +145,8 @@ def read_manifest(path):
     if not isinstance(manifest, dict):
         raise DataError(f"{path}: not a JSON object; the file is damaged")
     version = manifest.get("format")
-    if isinstance(version, bool) or version != MANIFEST_FORMAT:
-        raise DataError(f"{path}: format {version!r}, this script reads format {MANIFEST_FORMAT}")
+    if isinstance(version, bool) or version not in (FORMAT_OF_FILES, FORMAT_OF_PIECES):
+        raise DataError(f"{path}: format {version!r}, this script reads the formats 1 and 2")
     checksum = manifest.pop(CHECKSUM, None)
     try:
         actual = xxhash.xxh3_64_hexdigest(canonical(manifest).encode())
@@ -161,33 +161,61 @@ def read_manifest(path):
     return manifest
 
 
+def listed_pieces(manifest, file):
+    """(bytes, checksum) of each piece of a file, in order. Raises ValueError if they do not cover it."""
+    if manifest["format"] == FORMAT_OF_FILES:
+        pieces = [{"offset": 0, "bytes": file["bytes"], CHECKSUM: file.get(CHECKSUM)}]
+    else:
+        pieces = file.get("pieces")
+    end = 0
+    for piece in pieces if isinstance(pieces, list) else []:
+        if (
+            not isinstance(piece, dict)
+            or not (is_count(piece.get("offset")) and is_count(piece.get("bytes")))
+            or not isinstance(piece.get(CHECKSUM), str)
+            or piece["offset"] != end
+            or (manifest["format"] == FORMAT_OF_PIECES and piece["bytes"] == 0)
+        ):
+            raise ValueError
+        end += piece["bytes"]
+    if not pieces or end != file["bytes"]:
+        raise ValueError
+    return [(piece["bytes"], piece[CHECKSUM]) for piece in pieces]
+
+
 def listed_weights(manifest, path):
-    """Bytes and checksum of model.safetensors according to state.json."""
+    """Bytes and pieces of model.safetensors according to state.json."""
     files = manifest.get("files")
     for file in files if isinstance(files, list) else []:
-        if isinstance(file, dict) and file.get("name") == WEIGHTS:
-            if is_count(file.get("bytes")) and isinstance(file.get(CHECKSUM), str):
-                return file["bytes"], file[CHECKSUM]
+        if isinstance(file, dict) and file.get("name") == WEIGHTS and is_count(file.get("bytes")):
+            try:
+                return file["bytes"], listed_pieces(manifest, file)
+            except ValueError:
+                raise DataError(
+                    f"{path}: the checksums of {WEIGHTS} do not cover it once; the file is damaged"
+                ) from None
     raise DataError(f"{path}: does not list {WEIGHTS}; the file is damaged")
 
 
-def checksum_of(path):
+def checksum_of(file, count):
+    """The checksum of the next `count` bytes of an open file."""
     digest = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
+    while block := file.read(min(READ_BYTES, count)):
+        digest.update(block)
+        count -= len(block)
     return digest.hexdigest()
 
 
-def verify_weights(path, size, checksum):
+def verify_weights(path, size, pieces):
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{path}: is not a regular file")
         if status.st_size != size:
             raise DataError(f"{path}: {status.st_size:,} bytes, expected {size:,}")
-        if checksum_of(path) != checksum:
-            raise DataError(f"{path}: its checksum does not match {MANIFEST}; the file is damaged")
+        with open(path, "rb") as file:
+            if not all(checksum_of(file, count) == checksum for count, checksum in pieces):
+                raise DataError(f"{path}: its checksum does not match {MANIFEST}; the file is damaged")
     except FileNotFoundError:
         raise DataError(f"{path}: listed in {MANIFEST} but missing") from None
     except OSError as error:

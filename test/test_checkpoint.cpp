@@ -19,6 +19,7 @@
 #include "train/files/files.h"
 #include "train/files/safetensors.h"
 #include "train/model/model_parameters.h"
+#include "train/run/newest_checkpoint.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -39,6 +40,7 @@ struct Run {
   std::unique_ptr<Device> device = open_device("cpu");
   TrainingPlan plan{config, *device};
   goat::test::TemporaryFolder folder;
+  RankGroup alone{Launch{}, {}};
   Run() {
     fs::create_directory(folder.path() / "checkpoints");
     plan.memory.allocate(*device);
@@ -47,7 +49,7 @@ struct Run {
   }
   fs::path save(std::int64_t step) {
     return save_checkpoint(folder.path(), config, {.step = step, .updates = step, .loss = 1.5}, {}, *device,
-                           plan.parameters);
+                           plan.parameters, alone);
   }
   std::vector<std::string> steps() const {
     std::vector<std::string> names;
@@ -182,7 +184,8 @@ TEST_CASE("checkpoint: a save that fails half-way leaves nothing, and what was t
   Run run;
   goat::test::FailingDevice device;
   const auto save = [&](std::int64_t step) {
-    return save_checkpoint(run.folder.path(), run.config, {.step = step}, {}, device, run.plan.parameters);
+    return save_checkpoint(run.folder.path(), run.config, {.step = step}, {}, device, run.plan.parameters,
+                           run.alone);
   };
   save(4);
   device.calls = 0;
@@ -241,7 +244,7 @@ TEST_CASE("checkpoint: another model's is refused, naming tensor and shapes") {
   plan.memory.allocate(*run.device);
   plan.parameters.bind();
   const fs::path other =
-      save_checkpoint(run.folder.path(), sloped, {.step = 2}, {}, *run.device, plan.parameters);
+      save_checkpoint(run.folder.path(), sloped, {.step = 2}, {}, *run.device, plan.parameters, run.alone);
   CHECK_THAT(data_error([&] { load_model(other, *run.device, run.plan.parameters); }),
              ContainsSubstring("tensors"));
 }
@@ -292,7 +295,7 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   manifest.data = {.working_folder = "/home/\xff",
                    .tokenizer = "gpt2",
                    .training = {{"train_000000.bin", 1000, "0123456789abcdef", "ab"}}};
-  manifest.files = {{"model.safetensors", 100, "0123456789abcdef"}};
+  manifest.files = {{"model.safetensors", 100, {{0, 100, "0123456789abcdef"}}}};
   const std::string text = manifest_text(manifest);
   const Manifest back = parse_manifest(text, "state.json");
   CHECK(back.state.sequences == 70);
@@ -304,8 +307,8 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   CHECK(back.data.validation.empty());
   CHECK(manifest_text(back) == text);
   CHECK_THAT(data_error([] { parse_manifest("", "state.json"); }), ContainsSubstring("state.json"));
-  CHECK_THAT(data_error([] { parse_manifest("{\"format\": 2}", "state.json"); }),
-             ContainsSubstring("format 2"));
+  CHECK_THAT(data_error([] { parse_manifest("{\"format\": 3}", "state.json"); }),
+             ContainsSubstring("format 3") && ContainsSubstring("formats 1 and 2"));
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
   for (const std::string& damaged : {"{\"format\": " + deep + "}", text + std::string(1, '\0')})
     CHECK_THAT(data_error([&] { parse_manifest(damaged, "state.json"); }),
@@ -316,6 +319,60 @@ TEST_CASE("manifest: text comes back as it was; anything else is refused") {
   manifest.files[0].name = "../../etc/passwd";
   CHECK_THAT(data_error([&] { parse_manifest(manifest_text(manifest), "state.json"); }),
              ContainsSubstring("plain file name"));
+}
+
+TEST_CASE("manifest: pieces come back as they were; those that do not cover their file once are refused") {
+  Manifest manifest;
+  manifest.files = {{"model.safetensors", 100, {{0, 60, "a"}, {60, 40, "b"}}},
+                    {"optimizer.safetensors", 7, {{0, 7, "c"}}}};
+  const std::string text = manifest_text(manifest);
+  const Manifest back = parse_manifest(text, "state.json");
+  REQUIRE(back.files.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(back.files[i].name == manifest.files[i].name);
+    CHECK(back.files[i].bytes == manifest.files[i].bytes);
+    CHECK(back.files[i].pieces == manifest.files[i].pieces);
+  }
+  CHECK(manifest_text(back) == text);
+  const nlohmann::json whole = nlohmann::json::parse(text);
+  CHECK(whole["format"] == 2);  // which older programs refuse by its number
+  CHECK_FALSE(whole["files"][1].contains("xxh3_64"));
+
+  const std::vector<std::pair<std::string, std::string>> faults = {
+      {"/files/0/pieces/1/offset", "61"},
+      {"/files/0/pieces/1/offset", "59"},
+      {"/files/0/pieces/1/offset", "0"},
+      {"/files/0/pieces/1/offset", "-60"},
+      {"/files/0/pieces/1/offset", "\"60\""},
+      {"/files/0/pieces/1/bytes", "39"},
+      {"/files/0/pieces/1/bytes", "41"},
+      {"/files/0/pieces/1/bytes", "4611686018427387903"},
+      {"/files/0/pieces/1/bytes", "18446744073709551556"},  // 2^64 - 60
+      {"/files/0/pieces/0/bytes", "0"},
+      {"/files/0/pieces/1/xxh3_64", "7"},
+      {"/files/0/pieces/1", "null"},
+      {"/files/0/pieces", "[]"},
+      {"/files/0/pieces", "{}"},
+      {"/files/0/pieces",
+       R"([{"offset":60,"bytes":40,"xxh3_64":"b"},{"offset":0,"bytes":60,"xxh3_64":"a"}])"},
+      {"/files/0/pieces", R"([{"offset":0,"bytes":60,"xxh3_64":"a"}])"},
+      {"/files/0/pieces",
+       R"([{"offset":0,"bytes":100,"xxh3_64":"a"},{"offset":100,"bytes":0,"xxh3_64":"b"}])"},
+      {"/files/0", R"({"name":"model.safetensors","bytes":100,"xxh3_64":"a"})"},
+      {"/files/0", R"({"name":"model.safetensors","bytes":0,"pieces":[]})"},
+      {"/files/0", "[]"},
+      {"/format", "1"},
+      {"/format", "true"},
+  };
+  for (const auto& [place, value] : faults) {
+    INFO(place << " = " << value);
+    nlohmann::json json = whole;
+    json[nlohmann::json::json_pointer(place)] = nlohmann::json::parse(value);
+    json.erase("xxh3_64");
+    json["xxh3_64"] = checksum_of(json.dump());
+    CHECK_THAT(data_error([&] { parse_manifest(json.dump(), "state.json"); }),
+               ContainsSubstring("state.json: "));
+  }
 }
 
 TEST_CASE("manifest: one of an older version has read train.batch sequences a step, of data unknown") {

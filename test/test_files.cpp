@@ -8,14 +8,17 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <thread>
 
 #include "test/catch.h"
 #include "test/temporary_folder.h"
+#include "train/files/file_pieces.h"
 
 using namespace goat;
 namespace fs = std::filesystem;
@@ -66,7 +69,6 @@ TEST_CASE("files: without commit nothing is left and the old file stays; commit 
   file.write("ew");
   file.commit();
   CHECK(contents(path) == "new");
-  CHECK(file.bytes() == 3);
   CHECK(names_in(folder) == std::set<std::string>{"a.json"});
 }
 
@@ -183,4 +185,45 @@ TEST_CASE("files: two writers of one file do not disturb each other, and a link 
   CHECK(contents(others) == "mine");
   CHECK(fs::is_symlink(path + "." + std::to_string(::getpid()) + ".partial"));
   CHECK(names_in(folder).size() == 3);
+}
+
+TEST_CASE("files: pieces that follow each other are one, and each has the checksum of its own bytes") {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "a";
+  create_file(path, 20);
+  CHECK(contents(path) == std::string(20, '\0'));
+  CHECK_THROWS_WITH(create_file(path, 5), ContainsSubstring("File exists"));
+  {
+    PieceWriter writer(path), other(path);
+    writer.write(2, "abc");
+    other.write(5, "-");
+    writer.write(5, "");
+    writer.write(6, "de");
+    writer.write(8, "f");
+    other.write(12, "--");
+    const std::vector<FilePiece> pieces = writer.commit();
+    CHECK(pieces == std::vector<FilePiece>{{2, 3, checksum_of("abc")}, {6, 3, checksum_of("def")}});
+    CHECK(other.commit().size() == 2);
+    for (const FilePiece& piece : pieces)
+      CHECK(checksum_of_range(path, piece.offset, piece.bytes) == piece.checksum);
+  }
+  const std::string zeros(6, '\0');
+  CHECK(contents(path) == zeros.substr(0, 2) + "abc-def" + zeros.substr(0, 3) + "--" + zeros);
+  CHECK(checksum_of_range(path, 20, 0) == checksum_of(""));
+  CHECK_THROWS_WITH(checksum_of_range(path, 10, 11), ContainsSubstring("cut short"));
+  CHECK_THROWS_WITH(checksum_of_range(folder.path() / "b", 0, 1), ContainsSubstring("No such file"));
+}
+
+TEST_CASE("files: a file that another host has just made is waited for") {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "a";
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    create_file(path, 3);
+  });
+  PieceWriter writer(path);
+  other.join();
+  writer.write(0, "abc");
+  writer.commit();
+  CHECK(contents(path) == "abc");
 }

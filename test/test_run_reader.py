@@ -88,6 +88,24 @@ def list_elsewhere(manifest):
     manifest["files"][0]["name"] = "../model.safetensors"
 
 
+def in_pieces(folder, change=lambda pieces: None):
+    """Gives state.json the form that several ranks write: a checksum for each piece of a file."""
+
+    def split(manifest):
+        manifest["format"] = 2
+        for file in manifest["files"]:
+            del file["xxh3_64"]
+            contents = (folder / file["name"]).read_bytes()
+            starts = [0, 1000, 1008, len(contents) - 500]
+            file["pieces"] = [
+                {"offset": a, "bytes": b - a, "xxh3_64": xxhash.xxh3_64_hexdigest(contents[a:b])}
+                for a, b in zip(starts, [*starts[1:], len(contents)], strict=True)
+            ]
+        change(manifest["files"][0]["pieces"])
+
+    seal(state(folder), split)
+
+
 # What happens to the newest checkpoint, and whether it can still be used.
 BATTERY = {
     "untouched": (lambda f: None, True),
@@ -114,7 +132,23 @@ BATTERY = {
     "new members": (
         lambda f: seal(state(f), lambda m: m.update(x={"a": ["\u00e9\u007f\t\u2028", 7, -1, True]})), True,
     ),
-    "another format": (lambda f: seal(state(f), lambda m: m.update(format=2)), False),
+    "another format": (lambda f: seal(state(f), lambda m: m.update(format=3)), False),
+    "the format of pieces without them": (lambda f: seal(state(f), lambda m: m.update(format=2)), False),
+    "in pieces": (in_pieces, True),
+    "in pieces, one of them damaged": (
+        lambda f: (in_pieces(f), edit(weights(f), lambda d: flip(d, 1004))), False,
+    ),
+    "in pieces, the last one missing": (lambda f: in_pieces(f, lambda pieces: pieces.pop()), False),
+    "in pieces, the first one missing": (lambda f: in_pieces(f, lambda pieces: pieces.pop(0)), False),
+    "in pieces, one twice": (lambda f: in_pieces(f, lambda pieces: pieces.insert(1, pieces[1])), False),
+    "in pieces, out of order": (lambda f: in_pieces(f, lambda pieces: pieces.reverse()), False),
+    "in pieces, one empty": (
+        lambda f: in_pieces(f, lambda pieces: pieces.insert(1, pieces[1] | {"bytes": 0})), False,
+    ),
+    "in pieces, none": (lambda f: in_pieces(f, lambda pieces: pieces.clear()), False),
+    "in pieces, a checksum is a number": (
+        lambda f: in_pieces(f, lambda pieces: pieces[2].update(xxh3_64=1)), False,
+    ),
     "format true": (lambda f: seal(state(f), lambda m: m.update(format=True)), False),
     "no step": (lambda f: seal(state(f), lambda m: m.pop("step")), False),
     "a negative step": (lambda f: seal(state(f), lambda m: m.update(step=-6)), False),

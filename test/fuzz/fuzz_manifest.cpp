@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "data/checksum.h"
 #include "data/data_error.h"
-#include "train/files/files.h"
-#include "train/run/checkpoint.h"
+#include "train/run/manifest.h"
 
 namespace {
 void try_manifest(const std::string& text) {

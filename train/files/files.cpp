@@ -146,8 +146,6 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(std::string_view bytes) {
   if (!write_all(file_, bytes) && !(temporary_.empty() && errno == EPIPE)) throw failure("write", path_);
-  checksum_.add(bytes.data(), bytes.size());
-  bytes_ += bytes.size();
 }
 
 void FileWriter::commit() {
@@ -165,16 +163,6 @@ void write_file_atomically(const fs::path& path, std::string_view contents) {
   FileWriter file(path);
   file.write(contents);
   file.commit();
-}
-
-std::string checksum_of_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw failure("read", path);
-  Checksum checksum;
-  std::vector<char> buffer(1 << 20);
-  while (file.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || file.gcount() > 0)
-    checksum.add(buffer.data(), static_cast<std::size_t>(file.gcount()));
-  return checksum.text();
 }
 
 std::string read_small_file(const fs::path& path) {

@@ -8,8 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include "data/checksum.h"
-
 namespace goat {
 
 // Writes a file under a temporary name beside it, NAME.PID.partial. commit() renames it, so that it appears
@@ -29,16 +27,11 @@ class FileWriter {
   void write(std::string_view bytes);
   void commit();  // fsync, rename, fsync of the folder
 
-  std::uint64_t bytes() const { return bytes_; }
-  std::string checksum() const { return checksum_.text(); }  // of the bytes written so far
-
  private:
   void create_partial(mode_t mode);
 
   std::filesystem::path path_, temporary_;  // temporary_ is empty if the file is written directly
   int file_ = -1;
-  std::uint64_t bytes_ = 0;
-  Checksum checksum_;
 };
 
 // Why a FileWriter for `path` would fail, as far as this is known without writing. Empty if none is known.
@@ -47,9 +40,8 @@ std::string why_not_writable(const std::filesystem::path& path);
 // Writes one file with a FileWriter. Throws std::runtime_error.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-std::string checksum_of_file(const std::filesystem::path& path);  // throws std::runtime_error
-std::string read_small_file(const std::filesystem::path& path);   // at most 64 MiB; throws std::runtime_error
-void sync_folder(const std::filesystem::path& folder);            // makes renames inside the folder durable
+std::string read_small_file(const std::filesystem::path& path);  // at most 64 MiB; throws std::runtime_error
+void sync_folder(const std::filesystem::path& folder);           // makes renames inside the folder durable
 
 // A text file that grows by whole lines. A line that cannot be written (full disk) is removed again and
 // reported once on stderr. Writing continues as soon as it is possible.

@@ -52,23 +52,22 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& fiel
 }
 }  // namespace
 
-void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::function<void(std::size_t)>& write_elements) {
+std::string safetensors_header(std::vector<SafetensorsEntry>& tensors,
+                               const std::map<std::string, std::string>& metadata) {
   nlohmann::json header;
   header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
-  for (const SafetensorsEntry& tensor : tensors) {
-    const std::uint64_t end = offset + static_cast<std::uint64_t>(elements_of(tensor.shape)) * sizeof(float);
-    header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
-    offset = end;
+  for (SafetensorsEntry& tensor : tensors) {
+    tensor.begin = offset;
+    offset += static_cast<std::uint64_t>(elements_of(tensor.shape)) * sizeof(float);
+    tensor.end = offset;
+    header[tensor.name] = {
+        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // tensors start at a multiple of 8 bytes
   const std::uint64_t length = text.size();
-  file.write({reinterpret_cast<const char*>(&length), sizeof length});
-  file.write(text);
-  for (std::size_t i = 0; i < tensors.size(); ++i) write_elements(i);
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
 std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,

@@ -5,14 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "train/files/files.h"
 
 namespace goat {
 
@@ -22,11 +19,10 @@ struct SafetensorsEntry {
   std::uint64_t begin = 0, end = 0;  // in bytes from the start of the first tensor
 };
 
-// Writes the header, computing begin and end of each entry, then calls write_elements(i) for each tensor.
-// write_elements must write the elements of tensors[i] to the file, row-major. The caller commits the file.
-void write_safetensors(FileWriter& file, const std::vector<SafetensorsEntry>& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::function<void(std::size_t)>& write_elements);
+// The first bytes of a file that holds these tensors one after the other: the header and its length. Computes
+// begin and end of each entry. The tensors' elements follow, row-major.
+std::string safetensors_header(std::vector<SafetensorsEntry>& tensors,
+                               const std::map<std::string, std::string>& metadata);
 
 // Checks a header against the `data_bytes` bytes that follow it: valid JSON, F32, sizes and offsets that
 // agree, no overlap, no gap, nothing after the last tensor. Throws DataError that begins with `origin` and

@@ -2,22 +2,21 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
 
 #include "data/data_error.h"
-#include "data/parsed_json.h"
+#include "train/files/file_pieces.h"
 #include "train/files/files.h"
 #include "train/files/safetensors.h"
+#include "train/run/on_all_ranks.h"
 
 namespace goat {
 
 namespace fs = std::filesystem;
 
 namespace {
-constexpr int manifest_format = 1;
-constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
-constexpr const char* manifest_file = "state.json";
 const std::string replaced_suffix = ".old";
 
 std::string step_name(std::int64_t step) {
@@ -38,33 +37,113 @@ std::int64_t step_of(const fs::path& folder) {
 // A folder left by a program that was killed while it saved or removed a checkpoint.
 bool is_leftover(const fs::path& folder) { return folder.filename().string().starts_with(".step_"); }
 
-std::vector<SafetensorsEntry> entries_of(const ParameterSet& parameters,
-                                         const std::vector<std::string>& prefixes) {
-  std::vector<SafetensorsEntry> entries;
+using Kind = ParameterSet::Kind;
+
+// A file of tensors. All places in it are known before anything is written.
+struct TensorFile {
+  std::string name;
+  std::vector<Kind> kinds;  // the stored tensors' elements of each, one kind after the other
+  std::vector<SafetensorsEntry> entries{};
+  std::string header{};
+
+  std::uint64_t bytes() const { return header.size() + (entries.empty() ? 0 : entries.back().end); }
+};
+
+TensorFile tensor_file(const char* name, const std::vector<std::string>& prefixes,
+                       const std::vector<Kind>& kinds, std::int64_t step, const ParameterSet& parameters) {
+  TensorFile file{name, kinds};
   for (const std::string& prefix : prefixes)
     for (const StoredTensor& tensor : parameters.stored())
-      entries.push_back({prefix + tensor.name, tensor.shape});
-  return entries;
+      file.entries.push_back({prefix + tensor.name, tensor.shape});
+  file.header = safetensors_header(file.entries, {{"format", "pt"}, {"step", std::to_string(step)}});
+  return file;
 }
 
-// Writes the stored tensors of each of `kinds` (weights, or Adam's m and v) to one file.
-Manifest::File write_tensors(const fs::path& path, const std::vector<std::string>& prefixes,
-                             const std::vector<ParameterSet::Kind>& kinds, std::int64_t step, Device& device,
-                             const ParameterSet& parameters) {
-  FileWriter file(path);
-  const std::size_t count = parameters.stored().size();
-  write_safetensors(
-      file, entries_of(parameters, prefixes), {{"format", "pt"}, {"step", std::to_string(step)}},
-      [&](std::size_t i) {
-        parameters.read_pieces(
-            device, parameters.stored()[i % count], kinds[i / count],
-            [&](std::int64_t, std::span<const float> elements) {
-              file.write({reinterpret_cast<const char*>(elements.data()), elements.size_bytes()});
-            });
-      });
-  file.commit();
-  return {path.filename().string(), file.bytes(), file.checksum()};
+std::vector<TensorFile> tensor_files(std::int64_t step, const ParameterSet& parameters) {
+  return {tensor_file(model_file, {""}, {Kind::value}, step, parameters),
+          tensor_file(optimizer_file, {"m.", "v."}, {Kind::m, Kind::v}, step, parameters)};
 }
+
+// Writes this rank's pieces of the tensors, and rank 0 the header.
+std::vector<FilePiece> write_own_pieces(const fs::path& folder, const TensorFile& file, int rank,
+                                        Device& device, const ParameterSet& parameters) {
+  PieceWriter writer(folder / file.name);
+  if (rank == 0) writer.write(0, file.header);
+  const std::size_t count = parameters.stored().size();
+  for (std::size_t i = 0; i < file.entries.size(); ++i)
+    parameters.read_pieces(
+        device, parameters.stored()[i % count], file.kinds[i / count],
+        [&](std::int64_t first, std::span<const float> elements) {
+          writer.write(file.header.size() + file.entries[i].begin + static_cast<std::uint64_t>(first) * 4,
+                       {reinterpret_cast<const char*>(elements.data()), elements.size_bytes()});
+        });
+  return writer.commit();
+}
+
+// What a rank has written of each file, for rank 0.
+std::string pieces_text(const std::vector<std::vector<FilePiece>>& files) {
+  std::ostringstream text;
+  for (std::size_t file = 0; file < files.size(); ++file)
+    for (const FilePiece& piece : files[file])
+      text << file << ' ' << piece.offset << ' ' << piece.bytes << ' ' << piece.checksum << '\n';
+  return text.str();
+}
+
+// All ranks' pieces of each file, in order.
+std::vector<Manifest::File> files_of(const std::vector<TensorFile>& files,
+                                     const std::vector<std::string>& texts) {
+  std::vector<Manifest::File> result;
+  for (const TensorFile& file : files) result.push_back({file.name, file.bytes()});
+  for (const std::string& text : texts) {
+    std::istringstream lines(text);
+    std::size_t file = 0;
+    for (FilePiece piece; lines >> file >> piece.offset >> piece.bytes >> piece.checksum;)
+      result.at(file).pieces.push_back(piece);
+  }
+  for (Manifest::File& file : result) {
+    std::ranges::sort(file.pieces, {}, &FilePiece::offset);
+    std::uint64_t end = 0;
+    bool covered = true;
+    for (const FilePiece& piece : file.pieces) {
+      covered = covered && piece.offset == end;
+      end += piece.bytes;
+    }
+    if (!covered || end != file.bytes)
+      throw std::logic_error(file.name + ": the ranks' pieces do not cover the file");
+  }
+  return result;
+}
+
+// The folders of a save.
+struct Places {
+  fs::path folder, unfinished;
+  fs::path replaced;  // an older checkpoint of the same step (before a resume) until the new one is in place
+
+  Places(const fs::path& run, std::int64_t step)
+      : folder(run / "checkpoints" / step_name(step)),
+        unfinished(run / "checkpoints" / ("." + step_name(step))),
+        replaced(unfinished.string() + replaced_suffix) {}
+
+  void begin(const std::vector<TensorFile>& files) const {
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+    fs::create_directories(unfinished);
+    for (const TensorFile& file : files) create_file(unfinished / file.name, file.bytes());
+  }
+  void finish(const Manifest& manifest) const {
+    std::error_code ignored;
+    write_file_atomically(unfinished / manifest_file, manifest_text(manifest));
+    if (fs::exists(folder)) fs::rename(folder, replaced);
+    fs::rename(unfinished, folder);
+    fs::remove_all(replaced, ignored);
+    sync_folder(folder.parent_path());
+  }
+  void undo() const {
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+    if (fs::exists(replaced) && !fs::exists(folder)) fs::rename(replaced, folder, ignored);
+  }
+};
 
 void load_tensors(const fs::path& path, const std::string& prefix, ParameterSet::Kind kind, Device& device,
                   const ParameterSet& parameters, std::size_t tensors) {
@@ -81,200 +160,7 @@ void load_tensors(const fs::path& path, const std::string& prefix, ParameterSet:
   }
 }
 
-// Reads a member of a manifest and checks its type.
-template <class T>
-T member(const nlohmann::json& json, const char* name, const std::string& origin) {
-  const auto found = json.find(name);
-  bool good = found != json.end();
-  if constexpr (std::is_same_v<T, std::string>)
-    good = good && found->is_string();
-  else if constexpr (std::is_same_v<T, double>)
-    good = good && (found->is_number() || found->is_null());  // null stands for NaN
-  else
-    good = good && found->is_number_unsigned() &&
-           found->template get<std::uint64_t>() < (std::uint64_t{1} << 62);
-  if (!good)
-    throw DataError(origin + ": '" + name +
-                    "' is missing or not what a checkpoint's manifest holds; the file is damaged");
-  if constexpr (std::is_same_v<T, double>)
-    if (found->is_null()) return RunState::nan;
-  return found->template get<T>();
-}
-
-nlohmann::json shards_json(const std::vector<ShardRecord>& shards) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const ShardRecord& shard : shards)
-    json.push_back({{"name", shard.name},
-                    {"tokens", shard.tokens},
-                    {"xxh3_64_of_samples", shard.samples},
-                    {"sha256", shard.sha256}});
-  return json;
-}
-
-std::vector<ShardRecord> shards_of(const nlohmann::json& json, const std::string& origin) {
-  std::vector<ShardRecord> shards;
-  for (const nlohmann::json& shard : json)
-    shards.push_back({member<std::string>(shard, "name", origin),
-                      member<std::int64_t>(shard, "tokens", origin),
-                      member<std::string>(shard, "xxh3_64_of_samples", origin),
-                      member<std::string>(shard, "sha256", origin)});
-  return shards;
-}
-
-DataRecord data_of(const nlohmann::json& json, const std::string& origin) {
-  DataRecord data{.working_folder = member<std::string>(json, "working_folder", origin),
-                  .tokenizer = member<std::string>(json, "tokenizer", origin)};
-  for (const char* name : {"training", "validation"})
-    if (!json.contains(name) || !json[name].is_array())
-      throw DataError(origin + ": '" + name + "' is missing from 'data'; the file is damaged");
-  data.training = shards_of(json["training"], origin);
-  data.validation = shards_of(json["validation"], origin);
-  return data;
-}
-
-// Reads the position in the data. Checkpoints of older versions do not store it; they read train.batch
-// sequences a step.
-void read_position(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
-  RunState& state = manifest.state;
-  if (json.contains("sequences")) {
-    state.sequences = member<std::int64_t>(json, "sequences", origin);
-    state.tokens = member<std::int64_t>(json, "tokens", origin);
-    state.best_loss = member<double>(json, "best_loss", origin);
-    return;
-  }
-  Config config;
-  try {
-    apply_toml(config, manifest.config, origin + ": config");
-  } catch (const ConfigError& error) {
-    throw DataError(error.what());
-  }
-  if (__builtin_mul_overflow(state.step, config.train.batch, &state.sequences) ||
-      __builtin_mul_overflow(state.sequences, config.data.seq_len, &state.tokens))
-    throw DataError(origin + ": 'step' is " + std::to_string(state.step) + "; the file is damaged");
-}
-
-// JSON as text, the same for the same values. Bytes that are not UTF-8 (in a folder's name) are replaced.
-std::string dumped(const nlohmann::json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-nlohmann::json manifest_json(const Manifest& manifest) {
-  nlohmann::json files = nlohmann::json::array();
-  for (const auto& file : manifest.files)
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.checksum}});
-  return {{"format", manifest_format},
-          {"step", manifest.state.step},
-          {"sequences", manifest.state.sequences},
-          {"tokens", manifest.state.tokens},
-          {"updates", manifest.state.updates},
-          {"consecutive_skips", manifest.state.consecutive_skips},
-          {"skipped_updates", manifest.state.skipped_updates},
-          {"seconds", manifest.state.seconds},
-          {"spike_window", manifest.state.spike_window},
-          {"loss_limit", manifest.state.loss_limit},
-          {"grad_norm_limit", manifest.state.grad_norm_limit},
-          {"loss", manifest.state.loss},
-          {"val_loss", manifest.state.validation_loss},
-          {"best_loss", manifest.state.best_loss},
-          {"precision", manifest.state.precision},
-          {"config", manifest.config},
-          {"data",
-           {{"working_folder", manifest.data.working_folder},
-            {"tokenizer", manifest.data.tokenizer},
-            {"training", shards_json(manifest.data.training)},
-            {"validation", shards_json(manifest.data.validation)}}},
-          {"files", files}};
-}
-
-// The JSON object of a manifest whose format and checksum are right, without the checksum.
-nlohmann::json checked_manifest(const std::string& text, const std::string& origin) {
-  nlohmann::json json = parsed_json(text);
-  if (!json.is_object()) throw DataError(origin + ": not a JSON object; the file is damaged or cut short");
-  if (json.value("format", nlohmann::json()) != manifest_format)
-    throw DataError(origin + ": format " + json.value("format", nlohmann::json()).dump() +
-                    ", this program reads format " + std::to_string(manifest_format));
-  const std::string checksum = member<std::string>(json, "xxh3_64", origin);
-  json.erase("xxh3_64");
-  if (checksum_of(dumped(json)) != checksum)
-    throw DataError(origin + ": its checksum does not match; the file is damaged");
-  return json;
-}
-
-void read_state(RunState& state, const nlohmann::json& json, const std::string& origin) {
-  state.step = member<std::int64_t>(json, "step", origin);
-  state.updates = member<std::int64_t>(json, "updates", origin);
-  state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
-  state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
-  state.seconds = member<double>(json, "seconds", origin);
-  const auto window = json.find("spike_window");
-  if (window == json.end() || !window->is_array() ||
-      !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
-    throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
-  state.spike_window = window->get<std::vector<double>>();
-  if (json.contains("loss_limit")) {
-    state.loss_limit = member<double>(json, "loss_limit", origin);
-    state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
-  }
-  if (json.contains("precision")) state.precision = member<std::string>(json, "precision", origin);
-  state.loss = member<double>(json, "loss", origin);
-  state.validation_loss = member<double>(json, "val_loss", origin);
-}
-
-void read_files(Manifest& manifest, const nlohmann::json& json, const std::string& origin) {
-  if (!json.contains("files") || !json["files"].is_array())
-    throw DataError(origin + ": 'files' is missing; the file is damaged");
-  for (const nlohmann::json& file : json["files"]) {
-    manifest.files.push_back({member<std::string>(file, "name", origin),
-                              member<std::uint64_t>(file, "bytes", origin),
-                              member<std::string>(file, "xxh3_64", origin)});
-    if (manifest.files.back().name.find('/') != std::string::npos)
-      throw DataError(origin + ": '" + manifest.files.back().name + "' is not a plain file name");
-  }
-}
 }  // namespace
-
-std::string manifest_text(const Manifest& manifest) {
-  nlohmann::json json = manifest_json(manifest);
-  json["xxh3_64"] = checksum_of(dumped(json));  // checksum of all other members
-  return dumped(json, 2) + "\n";
-}
-
-Manifest parse_manifest(const std::string& text, const std::string& origin) {
-  const nlohmann::json json = checked_manifest(text, origin);
-  Manifest manifest;
-  manifest.config = member<std::string>(json, "config", origin);
-  read_state(manifest.state, json, origin);
-  read_position(manifest, json, origin);
-  if (json.contains("data")) manifest.data = data_of(json["data"], origin);
-  read_files(manifest, json, origin);
-  return manifest;
-}
-
-Manifest verify_checkpoint(const fs::path& folder, Needed needed) {
-  const fs::path path = folder / manifest_file;
-  if (!fs::exists(path))
-    throw DataError(folder.string() + ": no " + manifest_file + ": not a complete checkpoint");
-  std::string text;
-  try {
-    text = read_small_file(path);
-  } catch (const std::runtime_error& error) {
-    throw DataError(error.what());
-  }
-  const Manifest manifest = parse_manifest(text, path.string());
-  for (const auto& file : manifest.files) {
-    if (needed == Needed::model && file.name != model_file) continue;
-    const fs::path file_path = folder / file.name;
-    std::error_code error;
-    const std::uintmax_t bytes = fs::file_size(file_path, error);
-    if (error) throw DataError(file_path.string() + ": listed in " + manifest_file + " but missing");
-    if (bytes != file.bytes)
-      throw DataError(file_path.string() + ": " + std::to_string(bytes) + " bytes, expected " +
-                      std::to_string(file.bytes));
-    if (checksum_of_file(file_path) != file.checksum)
-      throw DataError(file_path.string() + ": its checksum does not match state.json; the file is damaged");
-  }
-  return manifest;
-}
 
 std::vector<fs::path> checkpoint_folders(const fs::path& run) {
   std::vector<fs::path> folders;
@@ -285,47 +171,32 @@ std::vector<fs::path> checkpoint_folders(const fs::path& run) {
   return folders;
 }
 
-std::optional<FoundCheckpoint> newest_checkpoint(const fs::path& run, Needed needed,
-                                                 const std::function<void(const std::string&)>& warn) {
-  std::vector<fs::path> damaged;
-  for (const fs::path& folder : checkpoint_folders(run)) {
-    try {
-      return FoundCheckpoint{folder, verify_checkpoint(folder, needed), damaged};
-    } catch (const std::runtime_error& error) {
-      damaged.push_back(folder);
-      warn(std::string(error.what()) + "; trying the checkpoint before it");
-    }
-  }
-  return std::nullopt;
-}
-
 fs::path save_checkpoint(const fs::path& run, const Config& config, const RunState& state,
-                         const DataRecord& data, Device& device, const ParameterSet& parameters) {
-  // `replaced` keeps an older checkpoint of the same step (before a resume) until the new one is in place.
-  const fs::path folder = run / "checkpoints" / step_name(state.step),
-                 unfinished = run / "checkpoints" / ("." + step_name(state.step)),
-                 replaced = unfinished.string() + replaced_suffix;
-  std::error_code ignored;
-  fs::remove_all(unfinished, ignored);
+                         const DataRecord& data, Device& device, const ParameterSet& parameters,
+                         RankGroup& group) {
+  const Places places(run, state.step);
+  const std::vector<TensorFile> files = tensor_files(state.step, parameters);
+  const bool first = group.rank() == 0;
   try {
-    fs::create_directories(unfinished);
-    Manifest manifest{state, to_toml(config), data, {}};
-    using Kind = ParameterSet::Kind;
-    manifest.files.push_back(
-        write_tensors(unfinished / model_file, {""}, {Kind::value}, state.step, device, parameters));
-    manifest.files.push_back(write_tensors(unfinished / optimizer_file, {"m.", "v."}, {Kind::m, Kind::v},
-                                           state.step, device, parameters));
-    write_file_atomically(unfinished / manifest_file, manifest_text(manifest));
-    if (fs::exists(folder)) fs::rename(folder, replaced);
-    fs::rename(unfinished, folder);
-    fs::remove_all(replaced, ignored);
+    on_all_ranks(group, "the begin of a checkpoint", [&] {
+      if (first) places.begin(files);
+      return std::string();
+    });
+    const std::vector<std::string> pieces = on_all_ranks(group, "the pieces of a checkpoint", [&] {
+      std::vector<std::vector<FilePiece>> own;
+      for (const TensorFile& file : files)
+        own.push_back(write_own_pieces(places.unfinished, file, group.rank(), device, parameters));
+      return pieces_text(own);
+    });
+    on_all_ranks(group, "the end of a checkpoint", [&] {
+      if (first) places.finish({state, to_toml(config), data, files_of(files, pieces)});
+      return std::string();
+    });
   } catch (...) {
-    fs::remove_all(unfinished, ignored);
-    if (fs::exists(replaced) && !fs::exists(folder)) fs::rename(replaced, folder, ignored);
+    if (first) places.undo();
     throw;
   }
-  sync_folder(folder.parent_path());
-  return folder;
+  return places.folder;
 }
 
 void load_model(const fs::path& folder, Device& device, const ParameterSet& parameters) {

@@ -7,7 +7,7 @@
 
 #include "data/token_source.h"
 #include "train/config/config.h"
-#include "train/run/checkpoint.h"
+#include "train/run/newest_checkpoint.h"
 
 namespace goat {
 

@@ -8,6 +8,7 @@
 
 #include "data/data_error.h"
 #include "train/config/mixture.h"
+#include "train/run/checkpoint.h"
 #include "train/run/run_tokenizer.h"
 
 namespace goat {
@@ -99,18 +100,6 @@ void refuse_what_is_there(const fs::path& path, ExistingRun existing) {
         ": holds another run; give --resume to continue it, --overwrite to replace it, or another --out");
 }
 
-std::optional<FoundCheckpoint> checkpoint_to_resume(const fs::path& run) {
-  const auto found = newest_checkpoint(run, Needed::everything, [](const std::string& reason) {
-    std::fprintf(stderr, "warning: %s\n", reason.c_str());
-  });
-  if (!found && !checkpoint_folders(run).empty())
-    throw DataError("--resume: none of the checkpoints in " + (run / "checkpoints").string() +
-                    " can be used; give --overwrite to begin again");
-  if (!found)
-    std::fprintf(stderr, "note: no checkpoint in %s yet; the run starts from its beginning\n", run.c_str());
-  return found;
-}
-
 void move_entries(const fs::path& from, const fs::path& to) {
   for (const char* name : run_entries)
     if (is_there(from / name)) fs::rename(from / name, to / name);
@@ -161,11 +150,8 @@ RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
     fresh_ = content_of(path) == Content::nothing;
     overwrite_ = !fresh_ && existing == ExistingRun::overwrite;
     if (overwrite_) refuse_links(path);
-    if (existing == ExistingRun::resume) {
-      // A run that has already ended saves nothing more, so that leftovers must be removed here.
-      remove_leftovers(path);
-      resumed_ = checkpoint_to_resume(path);
-    }
+    // A run that has already ended saves nothing more, so that leftovers must be removed here.
+    if (existing == ExistingRun::resume) remove_leftovers(path);
   } catch (...) {
     remove_what_was_made();
     throw;

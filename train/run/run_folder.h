@@ -5,11 +5,12 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/config/config.h"
 #include "train/files/files.h"
-#include "train/run/checkpoint.h"
+#include "train/run/newest_checkpoint.h"
 #include "train/run/run_lock.h"
 
 namespace goat {
@@ -28,17 +29,17 @@ inline constexpr const char* profile_folder = "profile";
 // fails leaves no trace.
 class RunFolder {
  public:
-  // Makes the folder if there is none, locks it, and finds the checkpoint to resume from. Throws ConfigError
-  // if another process trains there, if the folder holds something that is not a run, or if it holds a run
-  // and `existing` is refuse. Throws DataError if there are checkpoints to resume from but none can be used.
-  // With `resume` and no checkpoint at all the run starts from its beginning.
+  // Makes the folder if there is none, and locks it. Throws ConfigError if another process trains there, if
+  // the folder holds something that is not a run, or if it holds a run and `existing` is refuse.
   RunFolder(const std::filesystem::path& path, ExistingRun existing);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // The checkpoint to continue from; nullopt for a new run.
+  const std::string& nonce() const { return lock_->nonce(); }
+  // To be called before establish(): the checkpoint to continue from; nullopt for a new run.
+  void resume_from(std::optional<FoundCheckpoint> checkpoint) { resumed_ = std::move(checkpoint); }
   const std::optional<FoundCheckpoint>& resumed() const { return resumed_; }
 
   // Makes the folder this run's; called once the run has something to keep (its first step). Moves a

@@ -7,6 +7,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <iomanip>
+#include <random>
+#include <sstream>
 #include <stdexcept>
 
 #include "train/config/config.h"
@@ -32,11 +35,26 @@ std::string this_process() {
   return "process " + std::to_string(::getpid()) + " on host " + host;
 }
 
-std::string contents(int file) {
+// The lines of the file: its holder, and the holder's nonce.
+struct Contents {
+  std::string holder, nonce;
+};
+
+Contents contents(int file) {
   char text[512];
   const ssize_t count = ::pread(file, text, sizeof text, 0);
-  std::string line(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-  return line.substr(0, line.find('\n'));
+  std::istringstream lines(std::string(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0))));
+  Contents found;
+  std::getline(lines, found.holder);
+  std::getline(lines, found.nonce);
+  return found;
+}
+
+std::string random_digits() {
+  std::random_device random;
+  std::ostringstream digits;
+  for (int word = 0; word < 4; ++word) digits << std::hex << std::setw(8) << std::setfill('0') << random();
+  return digits.str();
 }
 
 // Whether the path still names the open file: its last holder may have removed it since.
@@ -53,12 +71,12 @@ bool is_named(int file, const fs::path& path) {
 }
 }  // namespace
 
-RunLock::RunLock(const fs::path& folder) : path_(folder / file_name) {
+RunLock::RunLock(const fs::path& folder) : path_(folder / file_name), nonce_(random_digits()) {
   for (;;) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file_ < 0) throw std::runtime_error("cannot create " + path_.string() + ": " + std::strerror(errno));
     const Outcome outcome = try_lock(file_);
-    const std::string before = contents(file_);
+    const std::string before = contents(file_).holder;
     if (outcome == Outcome::locked && is_named(file_, path_)) break;
     if (outcome == Outcome::no_locks_here && before.empty()) break;
     ::close(file_);
@@ -70,8 +88,9 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / file_name) {
                         "has ended, remove " +
                         path_.string());
   }
-  const std::string line = this_process() + "\n";
-  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, line.data(), line.size(), 0) < 0) {
+  const std::string text = this_process() + "\n" + nonce_ + "\n";
+  // Synced, so that other hosts see it.
+  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, text.data(), text.size(), 0) < 0 || ::fsync(file_) != 0) {
     // The lock works without its text: a full disk must not keep a run from starting.
   }
 }
@@ -83,13 +102,21 @@ RunLock::~RunLock() {
 
 bool RunLock::in_place() const { return is_named(file_, path_); }
 
+std::string RunLock::nonce_in(const fs::path& folder) {
+  const int file = ::open((folder / file_name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return "";
+  const std::string nonce = contents(file).nonce;
+  ::close(file);
+  return nonce;
+}
+
 std::optional<std::string> RunLock::holder(const fs::path& folder) {
   const int file = ::open((folder / file_name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) return std::nullopt;
   const Outcome outcome = ::flock(file, LOCK_SH | LOCK_NB) == 0 ? Outcome::locked
                           : errno == EWOULDBLOCK                ? Outcome::held_by_another
                                                                 : Outcome::no_locks_here;
-  const std::string holder = contents(file);
+  const std::string holder = contents(file).holder;
   ::close(file);
   if (outcome == Outcome::locked) return std::nullopt;
   return holder.empty() ? "another process" : holder;

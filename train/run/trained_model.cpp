@@ -5,6 +5,7 @@
 
 #include "data/data_error.h"
 #include "train/model/model_parameters.h"
+#include "train/run/checkpoint.h"
 #include "train/run/run_folder.h"
 
 namespace goat {

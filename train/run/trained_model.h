@@ -6,7 +6,7 @@
 
 #include "train/config/config.h"
 #include "train/memory/parameters.h"
-#include "train/run/checkpoint.h"
+#include "train/run/newest_checkpoint.h"
 
 namespace goat {
 
