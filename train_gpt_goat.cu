@@ -15,6 +15,7 @@
 #include "train/files/standard_output.h"
 #include "train/model/model_parameters.h"
 #include "train/profile/profile.h"
+#include "train/replicas/on_all_ranks.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
 #include "train/run/shared_run.h"

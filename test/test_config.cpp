@@ -182,7 +182,7 @@ TEST_CASE("config: unknown keys and sections are refused with the nearest known 
   check_mentions(refusal_of_toml("[zzzzzzzzz]\n"),
                  {"unknown section",
                   "the sections are model, prior, data, data.copy_mixture, data.passkey, data.niah, train, "
-                  "eval, checkpoint, log"});
+                  "eval, checkpoint, distributed, log"});
   check_mentions(refusal_of_toml("model = 4\n"), {"model = 4", "is a section", "[model]"});
   check_mentions(refusal_of_toml("[[model]]\nheads = 4\n"), {"model", "is a section"});
   check_mentions(refusal_of_toml("\"model.heads\" = 4\n"), {"\"model.heads\"", "quotes"});

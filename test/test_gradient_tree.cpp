@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/operand.h"
-#include "test/tested_device.h"
 #include "train/replicas/gradient_tree.h"
 
 using namespace goat;
@@ -47,7 +47,7 @@ Floats uneven(Rng& rng, std::size_t count) {
 }
 
 std::size_t planned_sets(std::int64_t leaves) {
-  const auto device = goat::test::open_tested("cpu");
+  const auto device = goat::open_device("cpu");
   const Gradients one(*device, 1), several(*device, leaves);
   return several.memory.bytes(MemoryCategory::gradients) / one.memory.bytes(MemoryCategory::gradients);
 }
@@ -56,7 +56,7 @@ std::size_t planned_sets(std::int64_t leaves) {
 
 TEST_CASE("gradient tree: leaves are added as SumParts adds them all, on every device") {
   for (const std::string& name : goat::test::device_names()) {
-    const auto device = goat::test::open_tested(name);
+    const auto device = goat::open_device(name);
     const auto seed = goat::test::fresh_seed();
     Rng rng(seed);
     for (const std::int64_t leaves : {1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16}) {

@@ -120,7 +120,8 @@ TEST_CASE("memory: micro_batch = 0 takes the largest that fits, a resumed run it
   const auto chosen = [](std::size_t usable, std::int64_t before, std::int64_t asked = 0) {
     const SmallDevice device(usable + usable / 3 + 1);
     REQUIRE(usable_memory(device) >= usable);
-    const MicroBatchChoice choice = choose_micro_batch(batch_of_twelve(asked), device, before);
+    const MicroBatchChoice choice =
+        choose_micro_batch(batch_of_twelve(asked), device, usable_memory(device), before);
     return Choice(choice.config.micro_batch(), choice.origin);
   };
   const std::string largest = "the largest that fits", kept = "as before";

@@ -1,6 +1,6 @@
 // Work that succeeds on all ranks or fails on all of them.
 
-#include "train/run/on_all_ranks.h"
+#include "train/replicas/on_all_ranks.h"
 
 #include <mutex>
 #include <set>

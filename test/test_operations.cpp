@@ -563,7 +563,7 @@ TEST_CASE("operand checks: loss and squares of a step, and the verdict over them
         }) == "step_verdict: flags [3, 2] f64: expected shape [N, F] = [2, F] (N = 2 in losses)");
   CHECK(complaint(verdict, [](StepVerdict& op) {
           op.flags = f64({2, 3});
-        }) == "step_verdict: expected F = 2, but F = 3");
+        }) == "step_verdict: expected F = 2 (F = 3 in flags)");
   CHECK(complaint(verdict, [](StepVerdict& op) { op.clip = -1; }) ==
         "step_verdict: clip = -1: expected a finite number, 0 for no clipping");
   const auto complaint_of = [&](const ChunkSums& second) {

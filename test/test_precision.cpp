@@ -21,6 +21,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
+RankGroup& alone() {
+  static RankGroup group(Launch{}, {});
+  return group;
+}
+
 // One layer of width 64 on the built-in task, 512 tokens a step.
 Config one_layer(const std::vector<std::string>& settings = {}) {
   std::vector<std::string> all = {"train.batch=8", "train.steps=200", "train.warmup=20", "eval.tokens=1024"};
@@ -104,7 +109,7 @@ TEST_CASE("bf16: the gradient of 8 micro-batches is the float64 sum of theirs to
       training.plan.model->load(*device, inputs, targets);
     };
     const auto begin = [&] {
-      training.plan.begin_step(*device);
+      training.plan.replicas.begin_leaf(*device);
       device->run(Fill{.out = training.plan.token_weights, .value = 1.0f / 512});
     };
     std::vector<double> sum;
@@ -144,7 +149,7 @@ TEST_CASE("bf16: 300 updates of 2^-12 of a weight arrive in its master to 1 %, a
                        std::vector<float>(static_cast<std::size_t>(embedding.layout.elements()), 1.0f));
       for (std::int64_t update = 1; update <= 300; ++update) {
         training.set_gradients(update, 0x1p-12f, [] { return 1.0f; });
-        training.plan.update(*device);
+        training.plan.update(*device, *goat::single_rank());
       }
       const double moved = 300 * 0x1p-12;
       double worst = 0;
@@ -173,7 +178,7 @@ TEST_CASE("bf16: Adam's m and v equal a float64 replay to 1e-5, with beta2 = 0.9
     for (std::int64_t update = 1; update <= 30; ++update) {
       training.set_gradients(update, 1e-3f, [&] { return normal(rng); });
       grad = training.values(group.grad);
-      training.plan.update(*device);
+      training.plan.update(*device, *goat::single_rank());
       for (std::size_t i = 0; i < m.size(); ++i) {
         m[i] = beta1 * m[i] + (1 - beta1) * grad[i];
         v[i] = beta2 * v[i] + (1 - beta2) * grad[i] * grad[i];
@@ -203,7 +208,7 @@ TEST_CASE("bf16: a run that is interrupted ends as one that is not, whatever the
       losses_of(whole, 3);
       const goat::test::TemporaryFolder folder;
       const fs::path checkpoint =
-          save_checkpoint(folder.path(), config, whole.state(), {}, *device, whole.parameters());
+          save_checkpoint(folder.path(), config, whole.state(), {}, *device, whole.parameters(), alone());
       const std::vector<float> want = losses_of(whole, 3);
 
       Trainer resumed(config, *device, *source, nullptr, verify_checkpoint(checkpoint).state);
@@ -229,7 +234,7 @@ TEST_CASE("bf16: a checkpoint of any device and precision resumes on any other, 
     losses_of(trainer, 2);
     const goat::test::TemporaryFolder folder;
     const fs::path checkpoint =
-        save_checkpoint(folder.path(), config, trainer.state(), {}, *device, trainer.parameters());
+        save_checkpoint(folder.path(), config, trainer.state(), {}, *device, trainer.parameters(), alone());
     const float want = losses_of(trainer, 1)[0];
     for (const auto& [to, other_precision] : variants) {
       INFO("from " << precision << " on " << from << " to " << other_precision << " on " << to);
@@ -240,10 +245,10 @@ TEST_CASE("bf16: a checkpoint of any device and precision resumes on any other, 
       resumed.restore(checkpoint);
       const goat::test::TemporaryFolder again;
       const fs::path copy =
-          save_checkpoint(again.path(), config, resumed.state(), {}, *other, resumed.parameters());
+          save_checkpoint(again.path(), config, resumed.state(), {}, *other, resumed.parameters(), alone());
       const auto files = [](const fs::path& path) { return verify_checkpoint(path).files; };
       for (std::size_t i = 0; i < files(copy).size(); ++i)
-        CHECK(files(copy)[i].checksum == files(checkpoint)[i].checksum);
+        CHECK(files(copy)[i].pieces == files(checkpoint)[i].pieces);
       CHECK(losses_of(resumed, 1)[0] == Approx(want).margin(0.01));
     }
   }
@@ -260,7 +265,7 @@ TEST_CASE("bf16: 200 steps stay within 0.02 nats of fp32 on average, and evaluat
   const std::vector<float> want = losses_of(exact, config.train.steps);
   const goat::test::TemporaryFolder folder;
   const fs::path checkpoint =
-      save_checkpoint(folder.path(), config, exact.state(), {}, *cpu, exact.parameters());
+      save_checkpoint(folder.path(), config, exact.state(), {}, *cpu, exact.parameters(), alone());
   for (const std::string& name : goat::test::device_names(DType::bf16)) {
     const auto device = open_device(name);
     Trainer trainer(config, *device, *source, nullptr);

@@ -15,6 +15,7 @@
 #include "test/catch.h"
 #include "test/failing_device.h"
 #include "test/temporary_folder.h"
+#include "train/run/shared_run.h"
 #include "train/training/sources.h"
 
 using namespace goat;
@@ -103,7 +104,9 @@ Outcome run(const Config& config, const fs::path& folder, const Plant& plant,
   FailingDevice device;
   device.at_once = plant.at_once;
   FailingSource training(open_training_source(config)), validation(open_validation_source(config));
-  RunFolder run_folder(folder, existing);
+  RankGroup alone(Launch{}, {});
+  SharedRun shared(folder, existing, alone);
+  RunFolder& run_folder = *shared.folder();
   const RunState state = run_folder.resumed() ? run_folder.resumed()->manifest.state : RunState{};
   device.armed = validation.armed = [] { return false; };
   training.first_counted =

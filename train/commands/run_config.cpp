@@ -5,6 +5,7 @@
 #include <string>
 
 #include "train/replicas/leaves.h"
+#include "train/replicas/on_all_ranks.h"
 #include "train/run/run_folder.h"
 
 namespace goat {
@@ -60,11 +61,11 @@ Config config_to_complete(const TrainOptions& options, const ConfigNotes& note) 
 MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& options, const Device& device,
                                  Ranks& ranks) {
   Choices before;
-  std::istringstream(from_first(*ranks.group, "the choices of the run so far",
-                                [&] {
-                                  const Choices own = choices_before(options);
-                                  return std::to_string(own.micro_batch) + " " + std::to_string(own.leaves);
-                                })) >>
+  std::istringstream(on_rank_0(*ranks.group, "the choices of the run so far",
+                               [&] {
+                                 const Choices own = choices_before(options);
+                                 return std::to_string(own.micro_batch) + " " + std::to_string(own.leaves);
+                               })) >>
       before.micro_batch >> before.leaves;
   return completed(config, before, device, smallest_share(device, *ranks.group), ranks.size());
 }

@@ -7,9 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "data/data_error.h"
 #include "kernels/shared_exchange.h"
-#include "train/config/config.h"
 #include "train/ranks/ranks_error.h"
 
 namespace goat {
@@ -78,34 +76,6 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
   return std::make_unique<WatchedCommunicator>(std::make_unique<SharedExchange>(setup), group);
 }
 
-enum class Answer : char { said = 's', config = 'c', data = 'd', other = 'o' };
-
-std::string as(Answer kind, const std::string& text) {
-  return std::string(1, static_cast<char>(kind)) + text;
-}
-
-void throw_what_was_thrown(const std::string& answer, const std::string& by) {
-  const std::string text = by + answer.substr(1);
-  switch (static_cast<Answer>(answer.front())) {
-    case Answer::said: return;
-    case Answer::config: throw OnAllRanks<ConfigError>(text);
-    case Answer::data: throw OnAllRanks<DataError>(text);
-    case Answer::other: break;
-  }
-  throw OnAllRanks<std::runtime_error>(text);
-}
-
-std::string said_or_thrown(const std::function<std::string()>& say) {
-  try {
-    return as(Answer::said, say());
-  } catch (const ConfigError& error) {
-    return as(Answer::config, error.what());
-  } catch (const DataError& error) {
-    return as(Answer::data, error.what());
-  } catch (const std::exception& error) {
-    return as(Answer::other, error.what());
-  }
-}
 }  // namespace
 
 Ranks one_rank() { return {std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), single_rank()}; }
@@ -128,26 +98,6 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
     throw;
   }
   return {std::move(group), std::move(communicator)};
-}
-
-std::vector<std::string> from_all(RankGroup& group, std::string_view what,
-                                  const std::function<std::string()>& say) {
-  if (group.size() == 1) return {say()};
-  std::vector<std::string> answers = group.gather(what, said_or_thrown(say));
-  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    const bool own = static_cast<int>(rank) == group.rank();
-    throw_what_was_thrown(answers[rank], own ? "" : name_of(group.peers()[rank]) + ": ");
-    answers[rank].erase(0, 1);
-  }
-  return answers;
-}
-
-std::string from_first(RankGroup& group, std::string_view what, const std::function<std::string()>& say) {
-  if (group.size() == 1) return say();
-  const std::string answer =
-      group.gather(what, group.rank() == 0 ? said_or_thrown(say) : as(Answer::said, "")).front();
-  throw_what_was_thrown(answer, "");
-  return answer.substr(1);
 }
 
 }  // namespace goat

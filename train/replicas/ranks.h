@@ -1,11 +1,7 @@
 // Ranks: the processes that train one model together, as one of them sees the others.
 #pragma once
 
-#include <exception>
-#include <functional>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/communicator.h"
@@ -30,25 +26,5 @@ Ranks one_rank();  // of a process that trains alone
 // of the cpu or simt device on several hosts too.
 Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options,
                  const Device& device);
-
-// An exception that all ranks throw together, so that none waits for another one.
-struct ThrownOnAllRanks {
-  virtual ~ThrownOnAllRanks() = default;
-};
-template <class Error>
-struct OnAllRanks final : Error, ThrownOnAllRanks {
-  using Error::Error;
-};
-inline bool thrown_on_all_ranks(const std::exception& error) {
-  return dynamic_cast<const ThrownOnAllRanks*>(&error) != nullptr;
-}
-
-// What every rank says, by rank, on all ranks. If `say` throws on a rank (ConfigError, DataError, any other
-// exception as std::runtime_error), that is thrown on all ranks, as ThrownOnAllRanks too; the others put the
-// name of that rank first.
-std::vector<std::string> from_all(RankGroup& group, std::string_view what,
-                                  const std::function<std::string()>& say);
-// The same of rank 0 alone, without its name.
-std::string from_first(RankGroup& group, std::string_view what, const std::function<std::string()>& say);
 
 }  // namespace goat

@@ -9,7 +9,7 @@
 #include "train/files/file_pieces.h"
 #include "train/files/files.h"
 #include "train/files/safetensors.h"
-#include "train/run/on_all_ranks.h"
+#include "train/replicas/on_all_ranks.h"
 
 namespace goat {
 

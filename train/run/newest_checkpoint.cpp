@@ -6,7 +6,7 @@
 #include "train/files/file_pieces.h"
 #include "train/files/files.h"
 #include "train/run/checkpoint.h"
-#include "train/run/on_all_ranks.h"
+#include "train/replicas/on_all_ranks.h"
 
 namespace goat {
 

@@ -6,7 +6,7 @@
 #include "data/data_error.h"
 #include "train/files/file_pieces.h"
 #include "train/run/checkpoint.h"
-#include "train/run/on_all_ranks.h"
+#include "train/replicas/on_all_ranks.h"
 
 namespace goat {
 

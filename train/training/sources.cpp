@@ -11,6 +11,7 @@
 #include "data/shard_scan.h"
 #include "data/shard_source.h"
 #include "train/config/mixture.h"
+#include "train/replicas/on_all_ranks.h"
 
 namespace goat {
 
@@ -178,7 +179,7 @@ RunData open_data(const Config& config, Ranks& ranks) {
   const auto open = [&](const char* what, auto open_source) {
     DataShare share{.check_rank = ranks.rank(), .check_size = ranks.size()};
     std::unique_ptr<TokenSource> source;
-    share.scan = from_first(*ranks.group, what, [&] {
+    share.scan = on_rank_0(*ranks.group, what, [&] {
       source = open_source(config, share);
       return source ? source->scan() : std::string();
     });

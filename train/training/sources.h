@@ -26,8 +26,8 @@ std::unique_ptr<TokenSource> open_training_source(const Config& config, const Da
 // Null if the config has none.
 std::unique_ptr<TokenSource> open_validation_source(const Config& config, const DataShare& share = {});
 
-// The data of a run, which all ranks open together: rank 0 reads the headers of all shards, and the others are
-// told what it found. validation is null if the config has none.
+// The data of a run, which all ranks open together: rank 0 reads the headers of all shards, and the others
+// are told what it found. validation is null if the config has none.
 struct RunData {
   std::unique_ptr<TokenSource> training, validation;
 };

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "train/model/evaluation.h"
+#include "train/replicas/on_all_ranks.h"
 #include "train/training/memory_fit.h"
 #include "train/training/schedule.h"
 
@@ -259,7 +260,7 @@ std::vector<SequenceLosses> Trainer::losses_of_all(Cut cut) {
   };
   if (ranks_.size() == 1) return share();
   failed_on_all_ = true;  // if anything is thrown
-  const std::vector<std::string> parts = from_all(*ranks_.group, "the losses of the validation", [&] {
+  const std::vector<std::string> parts = on_all_ranks(*ranks_.group, "the losses of the validation", [&] {
     const std::vector<SequenceLosses> losses = share();
     return std::string(reinterpret_cast<const char*>(losses.data()), losses.size() * sizeof losses[0]);
   });

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/device_lost.h"
+#include "train/replicas/on_all_ranks.h"
 #include "train/replicas/weights_check.h"
 #include "train/training/stop_signal.h"
 
@@ -146,7 +147,7 @@ void TrainingLoop::save(bool training_goes_on) {
   agreed_.save = false;
   check_weights();
   try {
-    from_first(*ranks_.group, "whether the run folder is in place", [this] {
+    on_rank_0(*ranks_.group, "whether the run folder is in place", [this] {
       run_->establish(config_);
       run_->require_in_place();
       return std::string();

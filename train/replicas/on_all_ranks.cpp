@@ -1,4 +1,4 @@
-#include "train/run/on_all_ranks.h"
+#include "train/replicas/on_all_ranks.h"
 
 #include <algorithm>
 #include <chrono>
@@ -38,9 +38,9 @@ std::string outcome_of(const std::function<std::string()>& act, std::exception_p
 Ended ending_of(const std::string& outcome) { return static_cast<Ended>(outcome.at(0)); }
 
 [[noreturn]] void throw_as(Ended how, const std::string& text) {
-  if (how == Ended::in_config_error) throw ConfigError(text);
-  if (how == Ended::in_data_error) throw DataError(text);
-  throw std::runtime_error(text);
+  if (how == Ended::in_config_error) throw OnAllRanks<ConfigError>(text);
+  if (how == Ended::in_data_error) throw OnAllRanks<DataError>(text);
+  throw OnAllRanks<std::runtime_error>(text);
 }
 
 // Every rank's text, of any length: a single exchange has a limit. How long one may take is for the run's
