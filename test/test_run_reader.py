@@ -145,6 +145,9 @@ BATTERY = {
     "in pieces, one empty": (
         lambda f: in_pieces(f, lambda pieces: pieces.insert(1, pieces[1] | {"bytes": 0})), False,
     ),
+    "in pieces, an offset is wrong": (
+        lambda f: in_pieces(f, lambda pieces: pieces[1].update(offset=1001)), False,
+    ),
     "in pieces, none": (lambda f: in_pieces(f, lambda pieces: pieces.clear()), False),
     "in pieces, a checksum is a number": (
         lambda f: in_pieces(f, lambda pieces: pieces[2].update(xxh3_64=1)), False,
