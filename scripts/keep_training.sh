@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # scripts/keep_training.sh COMMAND...
-# Runs a training command, and again from its newest checkpoint when it fails, as long as each start brings a
-# newer checkpoint or takes ten minutes. COMMAND names the folder with --out, and is given --resume:
-#   scripts/keep_training.sh ./train_gpt_goat --config c4_125m --out runs/c4 --ranks 2
-# Ends with the command's code where trying again would not help: 0 done, 2 bad usage or config, 3 bad data or
-# checkpoint, 4 stopped by a signal after saving. Signals are passed on. WAIT=10 seconds lie between two starts.
+# Runs a training command, and again from its newest checkpoint when it fails. COMMAND names the run's folder
+# with --out, and is given --resume:
+#   scripts/keep_training.sh ./train_gpt_goat --config c4_125m --out runs/c4
+# Ends with the command's code where another start would not help: 0 done, 2 bad usage or config, 3 bad data
+# or checkpoint, 4 stopped by a signal after saving. Ends with any other code after three starts in a row that
+# brought no newer checkpoint. Signals are passed on, and no start follows them. WAIT=10 seconds lie between
+# two starts.
 set -uo pipefail
+pause=${WAIT:-10} most_in_vain=3
 
 run="" before=""
 for word in "$@"; do
@@ -13,35 +16,54 @@ for word in "$@"; do
   [[ $word != --out=* ]] || run=${word#--out=}
   before=$word
 done
-if [[ $# -eq 0 || -z $run ]]; then
+if [[ -z $run ]]; then
   echo "usage: scripts/keep_training.sh COMMAND... --out RUN" >&2
   exit 2
 fi
 
-newest() { find "$run/checkpoints" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1; }
+# With its time: a checkpoint that is damaged is made again under the same name.
+newest() {
+  find "$run/checkpoints" -maxdepth 1 -name 'step_*' -printf '%f %T@\n' 2>/dev/null | sort -V | tail -n 1
+}
 
-child=""
-pass_on() { [[ -z $child ]] || kill "-$1" "$child"; }
-trap 'pass_on TERM' TERM INT # a job in the background ignores SIGINT
-trap 'pass_on USR1' USR1
-trap 'pass_on HUP' HUP
+stop="" child=""
+pass_on() { # a copy of this script, which the child is at first, would lose the signal
+  while cmp -s "/proc/$child/cmdline" "/proc/$$/cmdline"; do sleep 0.01; done
+  kill "-$stop" "$child" 2>/dev/null
+}
+on_signal() {
+  stop=$1
+  [[ -z $child ]] || pass_on
+}
+trap 'on_signal TERM' TERM INT # a job in the background ignores SIGINT
+trap 'on_signal USR1' USR1
+trap 'on_signal HUP' HUP
 
+in_vain=0
 while :; do
-  reached=$(newest) start=$SECONDS
+  reached=$(newest)
   "$@" --resume &
   child=$!
-  wait "$child"
-  code=$?
-  while kill -0 "$child" 2>/dev/null; do # a signal has ended the wait, not the command
-    wait "$child"
+  [[ -z $stop ]] || pass_on # it came before there was a child
+  ended=""
+  while [[ -z ${ended:-} ]]; do # a signal ends the wait, but not the command
+    wait -p ended "$child"
     code=$?
   done
   child=""
   case $code in 0 | 2 | 3 | 4) exit "$code" ;; esac
-  if [[ $(newest) == "$reached" ]] && ((SECONDS - start < 600)); then
-    echo "keep_training: code $code again, and no newer checkpoint in $run than ${reached:-none}: given up" >&2
+  [[ -z $stop ]] || exit "$code"
+  in_vain=$((in_vain + 1))
+  [[ $(newest) == "$reached" ]] || in_vain=0
+  if ((in_vain == most_in_vain)); then
+    echo "keep_training: code $code, and no newer checkpoint in $run from $in_vain starts: given up" >&2
     exit "$code"
   fi
-  echo "keep_training: ended with code $code; goes on from $(newest) in ${WAIT:-10} s" >&2
-  sleep "${WAIT:-10}"
+  echo "keep_training: the command ended with code $code and is started again in $pause s" >&2
+  begin=$SECONDS
+  while ((SECONDS - begin < pause)) && [[ -z $stop ]]; do sleep 0.5; done
+  if [[ -n $stop ]]; then
+    echo "keep_training: SIG$stop between two starts; continue with --resume" >&2
+    exit 4
+  fi
 done
