@@ -16,8 +16,9 @@ SCRIPTS = REPOSITORY / "scripts"
 FILES = ("model.safetensors", "optimizer.safetensors")
 BOUND = 30  # seconds for whatever a test waits for
 
-# A command that does at its n-th start what the n-th word of $PLAN says: its exit code, and before it c to make a new
-# checkpoint, r to make the newest one again, s to wait for a signal. It keeps its arguments and the signal.
+# A command that does at its n-th start what the n-th word of $PLAN says: its exit code, and before it c to
+# make a new checkpoint, r to make the newest one again, s to wait for a signal. It keeps its arguments and
+# the signal.
 PRETENDED = """#!/bin/bash
 mkdir -p run/checkpoints
 n=$(($(ls words.* 2>/dev/null | wc -l) + 1))
@@ -44,7 +45,12 @@ def wait_until(condition):
 
 
 def start(words, **options):
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "stdin": subprocess.DEVNULL}
+    settings = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "stdin": subprocess.DEVNULL,
+    }
     return subprocess.Popen([str(word) for word in words], **settings | options)
 
 
@@ -73,7 +79,9 @@ def keep(pretended, tmp_path):
     def call(plan, *words, wait=0):
         words = words or ("--out", "run")
         return start(
-            [SCRIPTS / "keep_training.sh", pretended, *words], cwd=tmp_path, env=with_variables(PLAN=plan, WAIT=wait)
+            [SCRIPTS / "keep_training.sh", pretended, *words],
+            cwd=tmp_path,
+            env=with_variables(PLAN=plan, WAIT=wait),
         )
 
     return call
@@ -124,7 +132,9 @@ def test_the_run_is_found_and_arguments_arrive_as_they_are(keep, tmp_path, out):
         assert (tmp_path / f"words.{number}").read_text() == "\n".join([*words, "--resume", ""])
 
 
-@pytest.mark.parametrize("words", [[], ["./train"], ["./train", "--out"], ["./train", "--out="], ["--set", "a"]])
+@pytest.mark.parametrize(
+    "words", [[], ["./train"], ["./train", "--out"], ["./train", "--out="], ["--set", "a"]]
+)
 def test_without_a_run_there_is_nothing_to_keep(words):
     code, errors = ended(start([SCRIPTS / "keep_training.sh", *words]))
     assert code == 2 and errors.startswith("usage: scripts/keep_training.sh COMMAND... --out RUN\n")
@@ -148,7 +158,7 @@ def test_a_signal_between_two_starts_ends_all(keep, tmp_path, name):
     began = time.monotonic()
     process.send_signal(getattr(signal, f"SIG{name}"))
     code, errors = ended(process)  # at the end of its output: nobody has it open any more
-    assert (code, starts(tmp_path)) == (4, 1) and f"SIG{ {'INT': 'TERM'}.get(name, name)} between" in errors
+    assert (code, starts(tmp_path)) == (4, 1) and f"SIG{ {'INT': 'TERM'}.get(name, name) } between" in errors
     assert time.monotonic() - began < 10
 
 
@@ -157,7 +167,9 @@ def test_no_signal_is_lost_at_the_start(keep, pretended, tmp_path):
         process = keep("s4 0")
         time.sleep(milliseconds / 1000)
         process.send_signal(signal.SIGUSR1)
-        code, errors = ended(process)  # whoever had it first: the shell, the command before it handled it, or after
+        code, errors = ended(
+            process
+        )  # whoever had it first: the shell, the command before it handled it, or after
         assert code in (-signal.SIGUSR1, 128 + signal.SIGUSR1, 4), errors
         for file in tmp_path.glob("words.*"):
             file.unlink()
@@ -179,7 +191,9 @@ def children(pid):
 
 def test_training_that_is_killed_goes_on_to_the_same_end(binary, tmp_path):
     long = {"train__steps": 1500, "checkpoint__interval": 250, "eval__interval": 0, "log__interval": 500}
-    subprocess.run([binary, *tiny_run(tmp_path / "unbroken", **long), "--ranks", "2"], check=True, timeout=BOUND)
+    subprocess.run(
+        [binary, *tiny_run(tmp_path / "unbroken", **long), "--ranks", "2"], check=True, timeout=BOUND
+    )
     words = [SCRIPTS / "keep_training.sh", binary, *tiny_run(tmp_path / "run", **long), "--ranks", "2"]
     process = start(words, env=with_variables(WAIT=0), stdout=subprocess.DEVNULL)
     checkpoints = tmp_path / "run/checkpoints"
@@ -193,7 +207,9 @@ def test_training_that_is_killed_goes_on_to_the_same_end(binary, tmp_path):
     code, errors = ended(process)
     assert code == 0, errors
     assert "keep_training: the command ended with code 137" in errors
-    assert "rank 1" in errors and errors.count("is started again") == 2, errors  # rank 0 may be the first to end
+    assert "rank 1" in errors and errors.count("is started again") == 2, (
+        errors
+    )  # rank 0 may be the first to end
     assert_same_run(tmp_path / "run", tmp_path / "unbroken")
 
 
@@ -212,7 +228,9 @@ def nodes(tmp_path):
         here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         for node in reversed(range(count)):
             command = [SCRIPTS / "train_nodes.sh", node, count, ranks, *words]
-            process = start(command, cwd=tmp_path, env=with_variables(**here | variables), stdout=subprocess.DEVNULL)
+            process = start(
+                command, cwd=tmp_path, env=with_variables(**here | variables), stdout=subprocess.DEVNULL
+            )
             processes.insert(0, process)
         return processes
 
@@ -244,7 +262,10 @@ def test_a_killed_rank_ends_all_nodes(binary, nodes, tmp_path):
     (code, errors), (other_code, other_errors) = ended(first), ended(second)
     assert time.monotonic() - began < 10
     assert f"rank 3 (host {socket.gethostname()}, pid {killed}) has ended" in errors
-    assert code == 1 and "train_nodes: rank 0 ended with code 1\ntrain_nodes: rank 1 ended with code 1\n" in errors
+    assert (
+        code == 1
+        and "train_nodes: rank 0 ended with code 1\ntrain_nodes: rank 1 ended with code 1\n" in errors
+    )
     assert other_code == 1 and "train_nodes: rank 3 ended with code 137\n" in other_errors
 
 
@@ -260,7 +281,9 @@ def test_a_signal_at_one_node_stops_all_after_saving(binary, nodes, tmp_path, na
 
 
 def test_each_rank_knows_its_place(nodes, tmp_path):
-    script = 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $*" > rank_$RANK'
+    script = (
+        'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $*" > rank_$RANK'
+    )
     for process in nodes(2, 3, ["bash", "-c", script, "name", "two words"], OMP_NUM_THREADS=5):
         assert ended(process) == (0, "")
     for rank in range(6):
@@ -272,7 +295,9 @@ def test_each_rank_knows_its_place(nodes, tmp_path):
     ("codes", "expected"), [("0 0 0", 0), ("0 4 0", 4), ("4 1 137", 1), ("0 137 1", 137), ("4 4 3", 3)]
 )
 def test_the_code_of_a_node_is_that_of_its_first_rank_that_failed(nodes, codes, expected):
-    (process,) = nodes(1, 3, ["bash", "-c", "set -- $CODES; sleep 0.$((3 - RANK)); exit ${@:RANK+1:1}"], CODES=codes)
+    (process,) = nodes(
+        1, 3, ["bash", "-c", "set -- $CODES; sleep 0.$((3 - RANK)); exit ${@:RANK+1:1}"], CODES=codes
+    )
     code, errors = ended(process)
     failed = [(rank, code) for rank, code in enumerate(codes.split()) if code not in ("0", "4")]
     assert code == expected
@@ -298,19 +323,25 @@ def test_nodes_need_the_address_of_the_first():
 
 @pytest.fixture
 def job(tmp_path):
-    """job(code): train.slurm where srun ends with that code; exit code, stdout, and what srun and scontrol were
-    given."""
+    """job(code): train.slurm where srun ends with that code: its exit code and output, and what srun and
+    scontrol were given."""
     for name, last in (("srun", "exit $CODE"), ("scontrol", "exit 0")):
         tool = tmp_path / name
-        tool.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "$@" > {name}.words\nenv > {name}.env\n{last}\n')
+        tool.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" > {name}.words\nenv > {name}.env\n{last}\n")
         tool.chmod(0o755)
 
     def call(code, *words, soon=0, **variables):
         environment = {"CODE": code, "SOON": soon, "SLURM_JOB_ID": 4711, "SLURM_CPUS_PER_TASK": 6} | variables
         environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-        done = start(["bash", SCRIPTS / "train.slurm", *words], cwd=tmp_path, env=with_variables(**environment))
+        done = start(
+            ["bash", SCRIPTS / "train.slurm", *words], cwd=tmp_path, env=with_variables(**environment)
+        )
         output, errors = done.communicate(timeout=BOUND)
-        given = [path.read_text().splitlines() for path in (tmp_path / "srun.words", tmp_path / "scontrol.words") if path.exists()]
+        given = [
+            path.read_text().splitlines()
+            for path in (tmp_path / "srun.words", tmp_path / "scontrol.words")
+            if path.exists()
+        ]
         return done.returncode, output + errors, *given
 
     return call
@@ -325,7 +356,10 @@ def test_a_job_goes_back_into_the_queue_where_that_helps(job, code, soon, requeu
     got, told, _, *requeue = job(code, "--config", "c4_125m", soon=soon)
     assert got == code
     assert requeue == ([["requeue", "4711"]] if requeued else [])
-    assert ("back into the queue" in told, "not started again" in told) == (requeued, not requeued and code != 0)
+    assert ("back into the queue" in told, "not started again" in told) == (
+        requeued,
+        not requeued and code != 0,
+    )
 
 
 def test_a_job_passes_on_its_arguments(job, tmp_path):
@@ -344,7 +378,11 @@ def other_launchers():
             continue
         version = subprocess.run([name, "--version"], capture_output=True, text=True).stdout
         if "Open MPI" in version:
-            launchers["Open MPI"] = [name, "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+            launchers["Open MPI"] = [
+                name,
+                "--oversubscribe",
+                *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+            ]
             launchers["Open MPI"] += ["-n", "2"]
         elif "HYDRA" in version:
             launchers["MPICH"] = [name, "-n", "2"]
@@ -366,10 +404,18 @@ def test_ranks_of_another_launcher_are_those_of_the_own(binary, run_binary, tmp_
 
 def test_ranks_of_srun_by_its_variables(binary, run_binary, tmp_path):
     run_binary(*tiny_run(tmp_path / "own"), "--ranks", 2)
-    variables = {"SLURM_JOB_ID": free_port(), "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_NTASKS": 2}
+    variables = {
+        "SLURM_JOB_ID": free_port(),
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_NTASKS": 2,
+    }
     variables |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": 1, "MASTER_PORT": free_port()}
     ranks = [
-        start([binary, *tiny_run(tmp_path / "run")], env=with_variables(SLURM_PROCID=rank, SLURM_LOCALID=rank, **variables))
+        start(
+            [binary, *tiny_run(tmp_path / "run")],
+            env=with_variables(SLURM_PROCID=rank, SLURM_LOCALID=rank, **variables),
+        )
         for rank in (1, 0)
     ]
     for rank in ranks:
