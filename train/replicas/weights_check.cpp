@@ -8,16 +8,21 @@
 namespace goat {
 
 namespace {
-// The ranks that have another hash than most, or than rank 0 has where no hash is that of most.
-std::vector<int> odd_ones(const std::vector<std::uint64_t>& hashes) {
+struct Odd {
+  std::vector<int> ranks;
+  bool certain = true;  // most ranks have another hash in common
+};
+
+// The ranks that do not have the most frequent hash, or that of rank 0 if it is as frequent.
+Odd odd_ones(const std::vector<std::uint64_t>& hashes) {
   std::map<std::uint64_t, std::size_t> count;
   for (const std::uint64_t hash : hashes) ++count[hash];
   std::uint64_t usual = hashes.front();
   for (const auto& [hash, times] : count)
-    if (2 * times > hashes.size()) usual = hash;
-  std::vector<int> odd;
+    if (times > count[usual]) usual = hash;
+  Odd odd{.ranks = {}, .certain = 2 * count[usual] > hashes.size()};
   for (std::size_t rank = 0; rank < hashes.size(); ++rank)
-    if (hashes[rank] != usual) odd.push_back(static_cast<int>(rank));
+    if (hashes[rank] != usual) odd.ranks.push_back(static_cast<int>(rank));
   return odd;
 }
 
@@ -52,12 +57,13 @@ void WeightsCheck::compare(Device& device, const ParameterSet& parameters, RankG
   for (std::size_t i = 0; i < parameters.all().size(); ++i) {
     for (std::size_t rank = 0; rank < all.size(); ++rank)
       std::memcpy(&hashes[rank], all[rank].data() + i * sizeof(std::uint64_t), sizeof(std::uint64_t));
-    const std::vector<int> odd = odd_ones(hashes);
-    if (odd.empty()) continue;
-    throw WeightsDiffer("after " + when + " the ranks have different weights: " + named(odd, group) + " in " +
-                        parameters.all()[i].name +
-                        (all.size() == 2 ? " (or rank 0: two ranks cannot tell which is right)" : "") +
-                        "; look at the memory and the logs of that machine. Nothing was saved with them");
+    const Odd odd = odd_ones(hashes);
+    if (odd.ranks.empty()) continue;
+    throw WeightsDiffer(
+        "after " + when + " the ranks have different weights: " + named(odd.ranks, group) + " in " +
+        parameters.all()[i].name +
+        (odd.certain ? "" : " (or the others are wrong: most ranks have no weights in common)") +
+        "; look at the memory and the logs of that machine. Nothing was saved with them");
   }
 }
 
