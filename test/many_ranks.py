@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ SIMULATED = SMALL | {
     "eval.tokens": 5 * 8,
     "eval.interval": 10,
     "train.batch": 4,
+    "train.steps": 12,
 }
 # Only these lines of the metrics tell of the machine.
 OF_THE_MACHINE = {"tokens_per_second", "flops_per_second", "memory_bytes", "seconds", "mfu"}
@@ -89,8 +92,8 @@ def require_same(folders):
 
 @pytest.fixture
 def many(run_binary, tmp_path):
-    """many(settings, *words, ranks=(1, 2, 4), code=0, environment={}, **changes): runs the same config by so
-    many ranks and returns their common result."""
+    """many(settings, *words, ranks=(1, 2, 4), code=0, **changes): runs the same config by so many ranks and
+    returns their common result."""
 
     def run(settings, *words, ranks=(1, 2, 4), code=0, device="cpu", config="copy_mixture", **changes):
         folders = [tmp_path / f"by_{size}" for size in ranks]
@@ -133,4 +136,53 @@ def end(process):
     """Ends a process group that start() began, whatever it does."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        process.communicate()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def by_hand(binary, words, *, size=None, ranks=None, environment=(), port=None, **options):
+    """Processes that are told by variables that they are the ranks 0, 1, .. (or `ranks`) of a run: `words` and
+    `environment` hold one command line and some variables for each."""
+    port = port or free_port()
+    processes = []
+    for place, line in enumerate(words):
+        variables = {
+            "RANK": ranks[place] if ranks else place,
+            "WORLD_SIZE": size or len(words),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            **(environment[place] if environment else {}),
+        }
+        own = {name: value[place] for name, value in options.items()}
+        variables = {name: str(value) for name, value in variables.items()}
+        processes.append(start(binary, line, env=os.environ | variables, **own))
+    return processes
+
+
+def endings(processes, timeout=120):
+    """(exit code, stdout, stderr) of each."""
+    try:
+        told = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            end(process)
+    return [(process.returncode, *texts) for process, texts in zip(processes, told)]
+
+
+def wait_until(condition, processes, seconds=100):
+    """Waits while all the processes run."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        ended = [process.communicate() for process in processes if process.poll() is not None]
+        assert not ended and time.monotonic() < limit, ended
+        time.sleep(0.002)
+
+
+def steps_done(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
