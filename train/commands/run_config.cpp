@@ -67,7 +67,16 @@ MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& optio
                                  return std::to_string(own.micro_batch) + " " + std::to_string(own.leaves);
                                })) >>
       before.micro_batch >> before.leaves;
-  return completed(config, before, device, smallest_share(device, *ranks.group), ranks.size());
+  const std::size_t bytes = smallest_share(device, *ranks.group);
+  try {
+    return completed(config, before, device, bytes, ranks.size());
+  } catch (const ConfigError& error) {  // all ranks have met it
+    throw OnAllRanks<ConfigError>(error.what());
+  }
+}
+
+void require_config_for_ranks(const TrainOptions& options) {
+  with_leaves(config_to_complete(options, {}), planned_ranks(options), choices_before(options).leaves);
 }
 
 int planned_ranks(const TrainOptions& options) {

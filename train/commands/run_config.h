@@ -23,7 +23,10 @@ Config config_to_complete(const TrainOptions& options, const ConfigNotes& note);
 MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& options, const Device& device,
                                  Ranks& ranks);
 
-// The same for a command that only plans a run, of --ranks N on this host.
+// Throws the ConfigError that each of --ranks N would throw.
+void require_config_for_ranks(const TrainOptions& options);
+
+// config_of_ranks() for a command that only plans a run, of --ranks N on this host.
 int planned_ranks(const TrainOptions& options);
 MicroBatchChoice planned_config(const TrainOptions& options, const Device& device, const ConfigNotes& note);
 

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "data/data_error.h"
+#include "train/commands/run_config.h"
 #include "train/commands/version.h"
 #include "train/ranks/local_launcher.h"
 #include "train/ranks/ranks_error.h"
@@ -35,6 +36,12 @@ std::string advice_after_failure(const std::filesystem::path& folder) {
          "; the same command with --resume continues from it, on any number of ranks.";
 }
 
+// "torchrun has started 4 ranks"
+std::string started_by(const Launch& launch) {
+  return (launch.launcher == "variables" ? "RANK and WORLD_SIZE say that a launcher" : launch.launcher) +
+         " has started " + std::to_string(launch.size) + " ranks";
+}
+
 bool trains(const TrainOptions& options) {
   return !options.list_configs && !options.print_config && !options.dry_run && options.profile == 0;
 }
@@ -46,15 +53,16 @@ std::optional<int> run_copies(const CommandLine& line, int argc, char** argv) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (!training || !trains(*training)) {
     if (launch.size > 1)
-      throw ConfigError("this command is for one process, and " + launch.launcher + " has started " +
-                        std::to_string(launch.size) + "; only training takes several ranks");
+      throw ConfigError("this command is for one process, but " + started_by(launch) +
+                        "; only training takes several");
     return std::nullopt;
   }
   if (training->ranks == 0 || started_here(environment)) return std::nullopt;
   if (launch.size > 1)
-    throw ConfigError("--ranks " + std::to_string(training->ranks) + ": " + launch.launcher +
-                      " has already started " + std::to_string(launch.size) + " ranks; leave --ranks out");
+    throw ConfigError("--ranks " + std::to_string(training->ranks) + ": " + started_by(launch) +
+                      " already; leave --ranks out");
   if (training->ranks == 1) return std::nullopt;
+  require_config_for_ranks(*training);
   LocalLaunch local;
   local.ranks = static_cast<int>(training->ranks);
   local.command.assign(argv, argv + argc);
@@ -70,7 +78,8 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   group.limits = limits_of(config.distributed);
   // Another thread may hold the locks of stdout and stderr for ever.
   group.on_failure = [folder, first = launch.rank == 0](const Failure& failure) {
-    const std::string advice = first ? advice_after_failure(folder) + "\n" : "";
+    const bool wrong_command = failure.code == 2;  // which no --resume would change
+    const std::string advice = first && !wrong_command ? advice_after_failure(folder) + "\n" : "";
     if (::write(STDERR_FILENO, advice.data(), advice.size()) < 0) ::_exit(failure.code);
     ::_exit(failure.code);
   };
