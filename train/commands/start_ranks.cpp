@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 #include "data/data_error.h"
 #include "train/commands/run_config.h"
@@ -77,9 +78,11 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   group.start_timeout = milliseconds_of(config.distributed.start_timeout);
   group.limits = limits_of(config.distributed);
   // Another thread may hold the locks of stdout and stderr for ever.
-  group.on_failure = [folder, first = launch.rank == 0](const Failure& failure) {
-    const bool wrong_command = failure.code == 2;  // which no --resume would change
-    const std::string advice = first && !wrong_command ? advice_after_failure(folder) + "\n" : "";
+  group.on_failure = [folder, rank = launch.rank](const Failure& failure) {
+    const int speaker = failure.rank == 0 ? 1 : 0;  // rank 0 may be gone
+    const bool wrong_command = failure.code == 2;   // which no --resume would change
+    const std::string advice =
+        rank == speaker && !wrong_command ? advice_after_failure(folder) + "\n" : "";
     if (::write(STDERR_FILENO, advice.data(), advice.size()) < 0) ::_exit(failure.code);
     ::_exit(failure.code);
   };
@@ -103,7 +106,8 @@ int exit_code_of(const std::exception& error) {
 
 void end_all_ranks(RankGroup& group, const std::exception& error) {
   if (const auto* lost = dynamic_cast<const RankLost*>(&error)) return group.lost(lost->rank, lost->what());
-  group.fail(error.what(), exit_code_of(error));
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  group.fail(memory ? "out of memory on the host" : error.what(), exit_code_of(error));
 }
 
 }  // namespace goat

@@ -55,7 +55,7 @@ class Descriptor {
 struct Copy {
   int rank = 0;
   pid_t pid = -1;
-  bool running = false;
+  bool running = false, stopped = false;
   Descriptor errors;  // what it writes to stderr
 };
 
@@ -147,7 +147,7 @@ class Copies {
     const pid_t pid = ::fork();
     if (pid < 0) throw_errno("--ranks: fork");
     if (pid == 0) become(rank, parent, writing.get(), listening, words.data(), variables.data());
-    copies_.push_back({rank, pid, true, std::move(reading)});
+    copies_.push_back({rank, pid, true, false, std::move(reading)});
   }
 
   std::vector<std::string> settings_of(int rank, int listening) const {
@@ -217,8 +217,11 @@ class Copies {
   void reap() {
     for (Copy& copy : copies_) {
       int status = 0;
-      if (!copy.running || ::waitpid(copy.pid, &status, WNOHANG) != copy.pid) continue;
-      copy.running = false;
+      if (!copy.running || ::waitpid(copy.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) != copy.pid)
+        continue;
+      copy.stopped = WIFSTOPPED(status);
+      copy.running = copy.stopped || WIFCONTINUED(status);
+      if (copy.running) continue;
       const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       stopped_ = stopped_ || code == stopped_after_saving;
       if (code != 0 && code != stopped_after_saving) failed(copy, status, code);
@@ -236,8 +239,10 @@ class Copies {
     next_ = Clock::now() + launch_.patience;
   }
 
-  // Ends what still runs after a failure.
+  // Ends what still runs after a failure. A copy that is stopped hears nothing else.
   void hurry() {
+    for (const Copy& copy : copies_)
+      if (code_ && copy.running && copy.stopped) ::kill(copy.pid, SIGKILL);
     if (!next_ || Clock::now() < *next_) return;
     send(terminated_ ? SIGKILL : SIGTERM);
     next_ = Clock::now() + (terminated_ ? std::chrono::milliseconds(1000) : launch_.grace);

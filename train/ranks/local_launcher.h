@@ -13,7 +13,7 @@ struct LocalLaunch {
   int ranks = 1;
   std::vector<std::string> command;  // the program, searched in PATH if it has no '/', and its arguments
   // After the first failure the others may end by themselves for `patience`; then they get SIGTERM, and
-  // SIGKILL after `grace`.
+  // SIGKILL after `grace`. One that is stopped (SIGSTOP) gets SIGKILL at once.
   std::chrono::milliseconds patience{5000}, grace{10000};
 };
 

@@ -89,7 +89,12 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
     throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
   const RankLimits limits = options.limits;
   auto group = std::make_unique<RankGroup>(launch, std::move(fields), std::move(options));
-  require_one_host(*group, name);
+  try {
+    require_one_host(*group, name);
+  } catch (const RanksError&) {
+    group->finish();  // all ranks see it: none may take this one for lost
+    throw;
+  }
   std::unique_ptr<Communicator> communicator;
   try {
     communicator = connect_devices(*group, limits);

@@ -65,8 +65,8 @@ std::string report_of(const std::exception_ptr& failure) {
 
 Counts counts_of(const std::string& report, const Peer& peer) {
   const std::string text = name_of(peer) + ": " + report.substr(std::min<std::size_t>(report.size(), 1));
-  if (report[0] == Report::data_error) throw DataError(text);
-  if (report[0] == Report::other_error) throw std::runtime_error(text);
+  if (report[0] == Report::data_error) throw OnAllRanks<DataError>(text);
+  if (report[0] == Report::other_error) throw OnAllRanks<std::runtime_error>(text);
   Counts counts{};
   if (report.size() != 1 + sizeof counts)
     throw std::logic_error("InputRing: " + name_of(peer) + " posts something else");
@@ -137,7 +137,7 @@ const StepInputs& InputRing::next() {
 const StepInputs& InputRing::take() {
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots];
   const std::vector<std::string> reports = reports_for(slot);
-  if (slot.failure) std::rethrow_exception(slot.failure);
+  if (slot.failure && ranks_.size() == 1) std::rethrow_exception(slot.failure);
   weigh(slot, reports);
   ++taken_;
   return slot.step;
@@ -171,10 +171,10 @@ void InputRing::weigh(Slot& slot, const std::vector<std::string>& reports) const
   const std::int64_t first = first_sequence(taken_);
   const Counts total = total_of(reports, ranks_.peers(), first);
   if ((loss_.needs_answers() ? total.answers : total.counted) == 0)
-    throw DataError("training sequences " + std::to_string(first) + " to " +
-                    std::to_string(first + batch_ - 1) + " have no target " +
-                    (loss_.needs_answers() ? "in an answer" : "that counts in the loss") +
-                    "; look at the data of this step, or raise train.batch");
+    throw OnAllRanks<DataError>("training sequences " + std::to_string(first) + " to " +
+                                std::to_string(first + batch_ - 1) + " have no target " +
+                                (loss_.needs_answers() ? "in an answer" : "that counts in the loss") +
+                                "; look at the data of this step, or raise train.batch");
   slot.step.counted = total.counted;
   const auto [answer, other] = loss_.weights(total.counted, total.answers);
   if (slot.weight == other) return;

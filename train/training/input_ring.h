@@ -15,7 +15,7 @@
 
 #include "data/token_source.h"
 #include "kernels/device.h"
-#include "train/ranks/rank_group.h"
+#include "train/replicas/on_all_ranks.h"
 #include "train/training/token_loss.h"
 
 namespace goat {
@@ -44,9 +44,9 @@ class InputRing {
   ~InputRing();
 
   // The inputs of the next step; waits until all ranks have read them. They stay as they are until they are
-  // released. On all ranks it throws for the same step: what the source threw for this rank, else DataError
-  // for the DataError of another rank and std::runtime_error for another exception there, beginning with that
-  // rank's name; and DataError if no target of the whole step counts in the loss. Throws the same if called
+  // released. Throws what the source threw. Several ranks throw for the same step, as OnAllRanks: DataError for the
+  // DataError of a rank and std::runtime_error for another exception there, beginning with that rank's name.
+  // OnAllRanks<DataError> also if no target of the whole step counts in the loss. Throws the same if called
   // again, std::logic_error after the last step, and RunFailed.
   const StepInputs& next();
   // How long next() has waited for the readers, and in how many steps. The first step is not counted, since

@@ -117,7 +117,7 @@ std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wis
   ranks_.group->enter(training_phase);
   ranks_.group->at(step + 1);
   device_.record(*events_of(step).begin);
-  const StepInputs& inputs = next_inputs();
+  const StepInputs& inputs = inputs_->next();
   const WorkspaceScope scope(device_, workspace_memory(plan_.workspace));
   enqueue_gradients(step, inputs);
   enqueue_verdict(step, own_wish);
@@ -131,16 +131,6 @@ std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wis
   consistent_ = true;
   set_spike_limits();
   return before;
-}
-
-// The readers of all ranks tell each other what they met.
-const StepInputs& Trainer::next_inputs() {
-  try {
-    return inputs_->next();
-  } catch (...) {
-    failed_on_all_ = true;
-    throw;
-  }
 }
 
 // Called when a step has been enqueued: the limits of the next step rest on the results before this one,
@@ -259,12 +249,10 @@ std::vector<SequenceLosses> Trainer::losses_of_all(Cut cut) {
     return measure_sequences(model_, device_, *validation_, cut, {ranks_.rank(), ranks_.size()});
   };
   if (ranks_.size() == 1) return share();
-  failed_on_all_ = true;  // if anything is thrown
   const std::vector<std::string> parts = on_all_ranks(*ranks_.group, "the losses of the validation", [&] {
     const std::vector<SequenceLosses> losses = share();
     return std::string(reinterpret_cast<const char*>(losses.data()), losses.size() * sizeof losses[0]);
   });
-  failed_on_all_ = false;
   std::vector<SequenceLosses> all;
   for (const std::string& part : parts) {
     all.resize(all.size() + part.size() / sizeof(SequenceLosses));
@@ -274,13 +262,8 @@ std::vector<SequenceLosses> Trainer::losses_of_all(Cut cut) {
 }
 
 void Trainer::check_weights() {
-  try {
-    plan_.weights_check.compare(device_, plan_.parameters, *ranks_.group,
-                                "step " + std::to_string(state_.step));
-  } catch (const WeightsDiffer&) {
-    failed_on_all_ = true;
-    throw;
-  }
+  plan_.weights_check.compare(device_, plan_.parameters, *ranks_.group,
+                              "step " + std::to_string(state_.step));
 }
 
 }  // namespace goat

@@ -78,8 +78,6 @@ class Trainer {
 
   // Compares the weights of all ranks: see WeightsCheck.
   void check_weights();
-  // Whether the exception that was thrown last was thrown on all ranks, at the same place of the run.
-  bool failed_on_all() const { return failed_on_all_ || ranks_.size() == 1; }
 
   // The state after the steps whose results are known, as a checkpoint stores it.
   const RunState& state() const { return state_; }
@@ -114,7 +112,6 @@ class Trainer {
   Exchange& exchange_of(std::int64_t step) const;  // two take turns
   StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 3)]; }
   double seconds_of(std::int64_t step);  // of the running step, once it is complete
-  const StepInputs& next_inputs();
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
   void enqueue_verdict(std::int64_t step, const std::function<StepWish()>& own_wish);
   std::vector<SequenceLosses> losses_of_all(Cut cut);
@@ -136,7 +133,7 @@ class Trainer {
   const std::int64_t steps_;
   bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
   bool first_pass_done_ = false;
-  bool consistent_ = true, failed_on_all_ = false;
+  bool consistent_ = true;
   std::optional<RunningStep> running_;  // the step after state_
   std::optional<InputRing> inputs_;
   std::optional<HostBuffer> exchange_;

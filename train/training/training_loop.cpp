@@ -50,25 +50,25 @@ int TrainingLoop::run(std::optional<double> bayes_optimal_loss) {
   } catch (const RunFailed&) {
     throw;
   } catch (const DeviceLost& error) {
-    fail_if_alone(error.what(), 1);
+    fail_if_alone(error, error.what(), 1);
     throw OnAllRanks<std::runtime_error>(error.what() + what_is_left());
   } catch (const WeightsDiffer& error) {
     throw OnAllRanks<std::runtime_error>(error.what() + named_newest(""));
   } catch (const DataError& error) {
-    fail_if_alone(error.what(), 3);
+    fail_if_alone(error, error.what(), 3);
     throw OnAllRanks<DataError>(error.what() + save_after_failure());
-  } catch (const std::bad_alloc&) {
-    fail_if_alone("out of memory on the host", 1);
+  } catch (const std::bad_alloc& error) {
+    fail_if_alone(error, "out of memory on the host", 1);
     throw OnAllRanks<std::runtime_error>("out of memory on the host" + save_after_failure());
   } catch (const std::exception& error) {
-    fail_if_alone(error.what(), 1);
+    fail_if_alone(error, error.what(), 1);
     throw OnAllRanks<std::runtime_error>(error.what() + save_after_failure());
   }
 }
 
-// The others wait for this rank, which cannot go on.
-void TrainingLoop::fail_if_alone(const std::string& what, int code) {
-  if (!trainer_.failed_on_all()) ranks_.group->fail(what, code);
+// If the other ranks have not met the error, they wait for this one, which cannot go on.
+void TrainingLoop::fail_if_alone(const std::exception& error, const std::string& what, int code) {
+  if (ranks_.size() > 1 && !thrown_on_all_ranks(error)) ranks_.group->fail(what, code);
 }
 
 void TrainingLoop::train() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -48,7 +49,7 @@ class TrainingLoop {
   void save(bool training_goes_on);
   void not_saved(const std::string& reason, bool training_goes_on);
   void clean_up();
-  void fail_if_alone(const std::string& what, int code);
+  void fail_if_alone(const std::exception& error, const std::string& what, int code);
   std::string save_after_failure();
   std::string what_is_left() const;
   std::string named_newest(const std::string& told) const;
