@@ -53,9 +53,8 @@ def command(folder, ranks, settings, *words, config="copy_mixture", **changes):
 
 
 def metrics(folder):
-    return [
-        {key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in metrics_of(folder)
-    ]
+    lines = metrics_of(folder)
+    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in lines]
 
 
 def state_of(checkpoint):
@@ -146,8 +145,8 @@ def free_port():
 
 
 def by_hand(binary, words, *, size=None, ranks=None, environment=(), port=None, **options):
-    """Processes that are told by variables that they are the ranks 0, 1, .. (or `ranks`) of a run: `words` and
-    `environment` hold one command line and some variables for each."""
+    """Processes that are told by variables that they are the ranks 0, 1, .. (or `ranks`) of a run. `words`
+    and `environment` hold a command line and some variables for each, `options` a list for each option."""
     port = port or free_port()
     processes = []
     for place, line in enumerate(words):

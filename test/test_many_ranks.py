@@ -1,14 +1,8 @@
 """The same run by one rank and by several: bit for bit where each adds a power of two of leaves."""
 
-import os
-import signal
-import subprocess
-import time
-
-import numpy as np
 import pytest
 
-from many_ranks import SIMULATED, SMALL, command, end, many, metrics, ranks_under, require_same, result, start  # noqa: F401
+from many_ranks import SMALL, command, many, metrics, require_same  # noqa: F401  a fixture
 from prepared import write_shard
 
 VARIANTS = {

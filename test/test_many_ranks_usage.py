@@ -25,8 +25,8 @@ def test_micro_batch_is_an_upper_bound_within_a_leaf(run_binary, tmp_path):
         folder = tmp_path / f"at_most_{micro_batch}"
         told = run_binary(*command(folder, 2, settings, train__micro_batch=micro_batch)).stdout
         said = (
-            f"; micro-batch {taken} of 12 sequences, the largest divisor of a leaf's 3 sequences that is not "
-            f"above train.micro_batch = {micro_batch}\n"
+            f"; micro-batch {taken} of 12 sequences, the largest divisor of a leaf's 3 sequences that is "
+            f"not above train.micro_batch = {micro_batch}\n"
         )
         assert (said in told) == (micro_batch != taken), told
         assert f"; micro-batch {taken} of 12 sequences" in told
@@ -49,7 +49,7 @@ def test_leaves_are_as_many_as_the_ranks_unless_they_are_given(run_binary, tmp_p
         folder = tmp_path / str(ranks)
         told = run_binary(*command(folder, ranks, SMALL, distributed__leaves=0, **quick))
         assert f"\nleaves = {ranks} " in (folder / "config.toml").read_text()
-        counted = f"ranks       {ranks} on 1 host; the gradients of {ranks} leaves are added in a fixed tree\n"
+        counted = f"ranks       {ranks} on 1 host; the gradients of {ranks} leaves are added in a fixed tree"
         assert (counted in told.stdout) == (ranks > 1)
         assert "bit for bit" not in told.stderr
     told = run_binary(*command(tmp_path / "3", 4, SMALL, train__batch=12, distributed__leaves=12, **quick))
@@ -135,8 +135,8 @@ CHUNK = 32_768
 
 
 def planned(shapes, ranks, leaves):
-    """Bytes of each category of a model in fp32 whose parameters' sizes are multiples of 64, without what does
-    not depend on the ranks."""
+    """Bytes of each category of a model in fp32 whose parameters' sizes are multiples of 64, without what
+    does not depend on the ranks."""
 
     def padded(elements):
         return elements if ranks == 1 else math.ceil(elements / ranks / CHUNK) * ranks * CHUNK
@@ -266,8 +266,8 @@ def test_ranks_of_two_builds_are_refused(run_binary, binary, tmp_path):
         by_hand(path, [words_of(run)], ranks=[rank], size=2, port=port)[0]
         for rank, path in enumerate([binary, twin])
     ]
-    said = rf"differ in program: rank 0 has 'commit {commit.decode()}, .*', rank 1 has 'commit {other.decode()}, .*'"
-    require_refused(processes, said)
+    builds = [rf"'commit {name.decode()}, .*'" for name in (commit, other)]
+    require_refused(processes, f"differ in program: rank 0 has {builds[0]}, rank 1 has {builds[1]}")
     assert not run.exists()
 
 
@@ -306,8 +306,8 @@ UNABLE = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]  # perm
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can drop abilities")
 def test_only_rank_0_opens_shards_of_which_it_alone_reads_tokens(run_binary, binary, rng, tmp_path):
-    """Rank 1 may not read the first shard of the validation data. Ranks share the validation, and the check of
-    the shards, just so that rank 0 has this one."""
+    """Rank 1 may not read the first shard of the validation data. Ranks share the validation, and the check
+    of the shards, just so that rank 0 has this one."""
     for name, count in (("train_0", 129), ("val_0", 128), ("val_1", 129)):
         write_shard(tmp_path / f"{name}.bin", rng.integers(0, 4096, count))
     settings = SMALL | {
@@ -324,9 +324,10 @@ def test_only_rank_0_opens_shards_of_which_it_alone_reads_tokens(run_binary, bin
         os.chown(tmp_path / forbidden, 65534, 65534)
         (tmp_path / forbidden).chmod(0o600)
         words = command(tmp_path / folder, 1, settings)
-        port = free_port()
-        processes = by_hand(binary, [words], size=2, port=port)
-        return endings(processes + by_hand(UNABLE[0], [[*UNABLE[1:], binary, *words]], ranks=[1], size=2, port=port))
+        of_both = {"size": 2, "port": free_port()}
+        first = by_hand(binary, [words], **of_both)
+        second = by_hand(UNABLE[0], [[*UNABLE[1:], binary, *words]], ranks=[1], **of_both)
+        return endings(first + second)
 
     told = by_two("two", "val_0.bin")
     assert [code for code, _, _ in told] == [0, 0], told
