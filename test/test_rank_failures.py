@@ -235,6 +235,31 @@ def test_a_resume_is_bitwise_the_run_that_nothing_interrupted(outcomes, unbroken
     assert same_end(folder, unbroken_on[case.device][0]) == ""
 
 
+@pytest.mark.parametrize(("rank", "call"), [(0, "fallocate"), (1, "shm_open"), (1, "wake")])
+def test_a_rank_that_dies_while_the_memory_is_shared_leaves_none_of_it(binary, tmp_path, rank, call):
+    fault = f"rank={rank};call={call};do={ACTIONS['kill']}"
+    with start_by_hand(binary, 4, words(tmp_path / "run"), fault) as run:
+        run.wait()
+        assert run.seconds() < KILLED + SLACK, run.outcome
+    assert len(run.lines(0, "shm")) == 1 and run.segments_left() == []
+    for other in set(range(4)) - {rank}:
+        assert re.search(named(rank) + " has ended", run.outcome[other][2]), run.outcome
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 3)])
+def test_a_rank_that_hangs_is_found_to_be_behind(binary, unbroken, tmp_path, ranks, rank):
+    settings = SETTINGS | {"distributed.progress_timeout": 1}
+    fault = f"rank={rank};{place_of(Case('hang', 'gradients', ranks, rank), unbroken[1])};do=hang"
+    with start_by_hand(binary, ranks, words(tmp_path / "run", settings=settings), fault) as run:
+        run.wait()
+        assert run.seconds() < 1 + 2 + SLACK, run.outcome
+    for code, _, errors in run.outcome.values():
+        assert code == 1 and "no rank has got on for 1 s" in errors, run.outcome
+        assert re.search(named(rank) + f" step {SPARE_STEP}, train, collective", errors)
+    assert resume(binary, tmp_path / "run", 1).returncode == 0
+    assert same_end(tmp_path / "run", unbroken[0]) == ""
+
+
 # ---------------------------------------------------------------------------------------- with the launcher
 @pytest.mark.parametrize("fault", ["kill", "stop", "exit"])
 def test_the_launcher_ends_with_the_ranks_in_time(binary, unbroken, tmp_path, fault):

@@ -1,5 +1,9 @@
 #include "train/replicas/ranks.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -63,13 +67,29 @@ void require_one_host(const RankGroup& group, const std::string& device) {
                    2);
 }
 
-std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits) {
+// The number that names the ranks' shared memory; 0 until they have agreed on it. The watchdog reads it.
+using Nonce = std::shared_ptr<std::atomic<std::uint64_t>>;
+
+std::string segment_name(std::uint64_t nonce) { return "goat-" + std::to_string(nonce); }
+
+// A failure ends the processes without destructors. If the ranks were just sharing the memory, and above all
+// if rank 0 was killed then, its name still stands.
+std::function<void(const Failure&)> with_name_removed(std::function<void(const Failure&)> on_failure,
+                                                      const Nonce& nonce) {
+  return [on_failure = std::move(on_failure), nonce](const Failure& failure) {
+    if (const std::uint64_t number = *nonce) ::shm_unlink(("/" + segment_name(number)).c_str());
+    on_failure ? on_failure(failure) : ::_exit(failure.code);
+  };
+}
+
+std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits,
+                                              const Nonce& agreed) {
   std::random_device random;
-  const std::uint64_t own = std::uint64_t{random()} << 32 | random();
-  const std::string nonce = group.gather("the name of the shared memory", std::to_string(own)).front();
+  const std::uint64_t own = std::uint64_t{random()} << 32 | random() | 1;
   SharedExchangeSetup setup;
-  setup.name = "goat-" + nonce;
-  setup.nonce = std::stoull(nonce);
+  setup.nonce = std::stoull(group.gather("the name of the shared memory", std::to_string(own)).front());
+  *agreed = setup.nonce;
+  setup.name = segment_name(setup.nonce);
   setup.rank = group.rank();
   setup.size = group.size();
   setup.time_limit = limits.long_progress_timeout;  // the watchdog knows more, and ends the run before
@@ -88,6 +108,8 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   if (name == "cuda")
     throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
   const RankLimits limits = options.limits;
+  const auto nonce = std::make_shared<std::atomic<std::uint64_t>>();
+  options.on_failure = with_name_removed(std::move(options.on_failure), nonce);
   auto group = std::make_unique<RankGroup>(launch, std::move(fields), std::move(options));
   try {
     require_one_host(*group, name);
@@ -97,7 +119,7 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   }
   std::unique_ptr<Communicator> communicator;
   try {
-    communicator = connect_devices(*group, limits);
+    communicator = connect_devices(*group, limits, nonce);
   } catch (const std::exception& error) {
     group->fail(error.what(), 1);
     throw;
