@@ -16,6 +16,7 @@ from many_ranks import (  # noqa: F401
     many,
     ranks_under,
     require_same,
+    result,
     start,
     steps_done,
     wait_until,
@@ -95,3 +96,15 @@ def test_a_rank_that_stands_still_for_a_moment(run_binary, binary, tmp_path, ran
     finally:
         end(process)
     require_same([tmp_path / "one", two])
+
+
+def test_resumed_by_other_numbers_of_ranks(run_binary, tmp_path):
+    """The masters of a rank's pieces are rounded again as they were before."""
+    settings = SIMULATED | {"train.rounding": "stochastic", "train.min_lr": 0.01, "eval.interval": 3}
+    run_binary(*command(tmp_path / "one", 1, settings, "--device", "simt", checkpoint__interval=3))
+    folder = tmp_path / "several"
+    for ranks, steps in ((4, 3), (2, 6), (1, 9), (4, 12)):
+        run_binary(*command(folder, ranks, settings, "--device", "simt", "--resume", train__steps=steps))
+    ours, theirs = result(folder), result(tmp_path / "one")
+    assert ours["metrics"] == theirs["metrics"]
+    assert ours["files"] == theirs["files"] and len(ours["files"]) == 8

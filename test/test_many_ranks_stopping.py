@@ -152,6 +152,13 @@ def test_ranks_that_were_started_by_hand_all_end_with_4(binary, run_binary, tmp_
     require_continued(folder, unbroken)
 
 
+def test_checkpoints_by_the_clock_of_rank_0_change_nothing(run_binary, tmp_path, unbroken):
+    folder = tmp_path / "run"
+    run_binary(*command(folder, 2, LONG, checkpoint__minutes=1e-4))
+    require_continued(folder, unbroken)
+    assert len(result(folder)["states"]) > 5
+
+
 def writable_regions(pid):
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         addresses, rights, *_, inode = line.split()[:5]

@@ -8,6 +8,7 @@
 
 #include "data/data_error.h"
 #include "train/ranks/wire.h"
+#include "train/replicas/on_all_ranks.h"
 
 namespace goat {
 
