@@ -131,6 +131,12 @@ def start_by_launcher(program, ranks, arguments, fault="", trace=False):
     return Run({-1: _start(command, log.name, fault, trace)}, log)
 
 
+def start_alone(program, arguments, fault=""):
+    """A run of one rank, without a launcher."""
+    log = tempfile.TemporaryDirectory(prefix="goat_faults_")
+    return Run({-1: _start([program, *arguments], log.name, fault, False, RANK=0, WORLD_SIZE=1)}, log)
+
+
 def exists(pid):
     """Whether the process is there and not a zombie."""
     try:

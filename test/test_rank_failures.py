@@ -246,6 +246,14 @@ def test_a_rank_that_dies_while_the_memory_is_shared_leaves_none_of_it(binary, t
         assert re.search(named(rank) + " has ended", run.outcome[other][2]), run.outcome
 
 
+def test_a_signal_to_all_while_the_memory_is_shared_leaves_none_of_it(binary, tmp_path):
+    fault = f"rank=0;call=fallocate;do=signal_parent:{int(signal.SIGTERM)}|rank=0;call=fallocate;do=pause:0.2"
+    with start_by_launcher(binary, 4, words(tmp_path / "run"), fault) as run:
+        run.wait()
+    assert run.outcome[-1][0] == 128 + signal.SIGTERM  # nothing was there to be saved
+    assert len(run.lines(0, "shm")) == 1 and run.segments_left() == []
+
+
 @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 3)])
 def test_a_rank_that_hangs_is_found_to_be_behind(binary, unbroken, tmp_path, ranks, rank):
     settings = SETTINGS | {"distributed.progress_timeout": 1}

@@ -7,7 +7,7 @@
 //     call: open, write, pwrite, fsync, ftruncate, fallocate, rename, shm_open, connect, accept, send, recv,
 //       wake (of those who wait for a futex in shared memory: a rank posts its part of a collective)
 //     do: signal:N to itself, signal_parent:N, kill_rank:R (then this rank waits a while), exit:CODE,
-//       error:ENAME (the call fails), hang (for ever), bad_alloc (the thread's next allocation with new
+//       error:ENAME (the call fails), hang, pause:SECONDS, bad_alloc (the thread's next allocation with new
 //       fails)
 //   GOAT_TEST_FAULT_LOG  a folder: log.R gets lines of rank R: "pid N", "shm NAME", "acts SECONDS" (of the
 //     monotonic clock); with GOAT_TEST_TRACE every call of the names above, "call NAME PATH"
@@ -121,6 +121,7 @@ class Library {
     if (fault.action == "signal") ::syscall(SYS_kill, ::getpid(), std::stoi(fault.argument));
     if (fault.action == "signal_parent") ::syscall(SYS_kill, ::getppid(), std::stoi(fault.argument));
     if (fault.action == "exit") ::_exit(std::stoi(fault.argument));
+    if (fault.action == "pause") pause(std::stod(fault.argument));
     while (fault.action == "hang") ::syscall(SYS_pause);
     if (fault.action == "bad_alloc") next_allocation_fails = true;
     if (fault.action == "kill_rank") kill_rank(fault.argument);
@@ -137,8 +138,13 @@ class Library {
       std::abort();
     ::syscall(SYS_close, file);
     ::syscall(SYS_kill, std::atoi(text + 4), SIGKILL);
-    const timespec pause{0, 300'000'000};
-    ::nanosleep(&pause, nullptr);
+    pause(0.3);
+  }
+
+  static void pause(double seconds) {
+    const timespec time{static_cast<time_t>(seconds),
+                        static_cast<long>(1e9 * (seconds - static_cast<long>(seconds)))};
+    ::nanosleep(&time, nullptr);
   }
 
   std::string rank_, folder_;

@@ -81,8 +81,7 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   group.on_failure = [folder, rank = launch.rank](const Failure& failure) {
     const int speaker = failure.rank == 0 ? 1 : 0;  // rank 0 may be gone
     const bool wrong_command = failure.code == 2;   // which no --resume would change
-    const std::string advice =
-        rank == speaker && !wrong_command ? advice_after_failure(folder) + "\n" : "";
+    const std::string advice = rank == speaker && !wrong_command ? advice_after_failure(folder) + "\n" : "";
     if (::write(STDERR_FILENO, advice.data(), advice.size()) < 0) ::_exit(failure.code);
     ::_exit(failure.code);
   };

@@ -1,9 +1,11 @@
 #include "train/replicas/ranks.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -82,6 +84,22 @@ std::function<void(const Failure&)> with_name_removed(std::function<void(const F
   };
 }
 
+// Signals wait until this is gone, so that none ends a process while the memory has a name.
+class SignalsLater {
+ public:
+  SignalsLater() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsLater(const SignalsLater&) = delete;
+  SignalsLater& operator=(const SignalsLater&) = delete;
+  ~SignalsLater() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
 std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits,
                                               const Nonce& agreed) {
   std::random_device random;
@@ -119,6 +137,7 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   }
   std::unique_ptr<Communicator> communicator;
   try {
+    const SignalsLater signals;
     communicator = connect_devices(*group, limits, nonce);
   } catch (const std::exception& error) {
     group->fail(error.what(), 1);
