@@ -4,9 +4,11 @@ import re
 import signal
 import subprocess
 import time
+import tomllib
 
 import pytest
 
+from conftest import REPOSITORY
 from test_rank_scripts import BOUND, ended, free_port, start, wait_until, with_variables
 from test_settings import AMONG_RANKS
 from test_train import metrics_of, tiny_run
@@ -80,6 +82,14 @@ UNSEEN = {
 
 def test_every_key_has_its_case():
     assert {f"distributed.{case.__name__}" for case in CASES} | UNSEEN == AMONG_RANKS
+
+
+def test_the_page_on_ranks_has_every_key_with_its_default(run_binary):
+    page = (REPOSITORY / "docs/ranks.md").read_text()
+    listed = dict(re.findall(r"^\| `distributed\.(\w+)` \| (\d+)", page, re.MULTILINE))
+    printed = tomllib.loads(run_binary("--config", "copy_mixture", "--print-config").stdout)["distributed"]
+    assert {key: float(value) for key, value in listed.items()} == printed
+    assert "--ranks N" in run_binary("--help").stdout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
