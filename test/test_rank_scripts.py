@@ -64,6 +64,14 @@ def with_variables(**variables):
     return os.environ | {name: str(value) for name, value in variables.items()}
 
 
+def test_shellcheck_finds_nothing():
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    scripts = [SCRIPTS / name for name in ("keep_training.sh", "train_nodes.sh", "train.slurm")]
+    found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
 @pytest.fixture
 def pretended(tmp_path):
     path = tmp_path / "pretended"
