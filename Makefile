@@ -5,6 +5,7 @@ PYTHON := .venv/bin/python
 CMAKE_FLAGS ?=
 SECONDS ?= 60
 NO_TIDY ?=
+TIDY ?=
 # make CUDA=ON|OFF|AUTO SIMT=ON|OFF ARCHITECTURES="80;90a". What is not given stays as the build folder has it; in a new one CUDA is AUTO (built where
 # there is nvcc and a GPU answers), SIMT is OFF, ARCHITECTURES are those of the GPUs here.
 CUDA :=
@@ -68,13 +69,13 @@ fuzz:  ## fuzz the readers of untrusted files, SECONDS=60 each
 	scripts/fuzz.sh $(SECONDS)
 
 lint: SIMT := ON
-lint:  ## clang-format on everything, clang-tidy on what the build compiles (but NO_TIDY='test/%'), without changing anything
+lint:  ## clang-format on everything, clang-tidy on what the build compiles (but NO_TIDY='test/%', with the options TIDY), without changing anything
 	scripts/setup.sh lint
 	clang-format --dry-run --Werror $(SOURCES)
 	$(CONFIGURE)
 	mkdir -p $(BUILD)/tidy  # clang knows not every option that GCC is given
 	sed -E 's/ -fno-(crossjumping|tree-tail-merge)//g' $(BUILD)/compile_commands.json > $(BUILD)/tidy/compile_commands.json
-	printf '%s\n' $(filter-out dev/% test/fuzz/% $(NO_TIDY),$(filter %.cpp,$(SOURCES))) | xargs -P $(JOBS) -n 2 clang-tidy --quiet -p $(BUILD)/tidy --extra-arg=-Wno-unknown-warning-option
+	printf '%s\n' $(filter-out dev/% test/fuzz/% $(NO_TIDY),$(filter %.cpp,$(SOURCES))) | xargs -P $(JOBS) -n 2 clang-tidy --quiet -p $(BUILD)/tidy --extra-arg=-Wno-unknown-warning-option $(TIDY)
 
 format:  ## clang-format everything in place
 	scripts/setup.sh lint
