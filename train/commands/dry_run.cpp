@@ -41,8 +41,8 @@ void print_fitting_gpus(const Config& config, const Device& device, int ranks) {
 }
 
 void print_ranks(const Config& config, int ranks) {
-  print_count("ranks", ranks, "  (memory is that of each)");
-  print_count("leaves of a batch", config.leaves());
+  if (ranks > 1) print_count("ranks", ranks, "  (memory is that of each)");
+  if (config.leaves() > 1) print_count("leaves of a batch", config.leaves());
   if (const std::string note = note_on_leaves(config, ranks); !note.empty())
     std::printf("note: %s\n", note.c_str());
 }
@@ -78,7 +78,7 @@ void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::p
   print_count("micro-batch", config.micro_batch(),
               choice.origin.empty() ? "" : ("  (" + choice.origin + ")").c_str());
   const TrainingPlan plan(config, device, 0, ranks);
-  if (ranks > 1) print_ranks(config, ranks);
+  print_ranks(config, ranks);
   print_memory(plan.memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
   const std::size_t sharing = device.info().name == "cuda" ? 1 : static_cast<std::size_t>(ranks);
