@@ -42,7 +42,8 @@ SETTINGS = rank_runs.SETTINGS | {
 }
 SLACK = 4  # seconds: the machine has other things to do
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1}
-# Seconds until all are gone. Before the ranks have met, the others wait for the start, or the launcher ends them.
+# Seconds until all are gone. Before the ranks have met, the others wait for the start, or the launcher ends
+# them.
 LIMITS = defaultdict(lambda: 2, {"SIGSTOP": HEARTBEAT + 2} | dict.fromkeys(SIGNALS, 5))
 BEFORE_THE_MEETING, LIMIT_BEFORE = ", before the ranks had met", START + 5
 # Where the library strikes: a call, and how many of them a start may have before the fault.
@@ -302,14 +303,15 @@ def report(path, times, finished, words):
     path.write_text(
         f"""# Random faults of ranks
 
-{count} faults in a row, each followed by a resume on 1, 2 or 4 ranks: no process, no shared memory and no half
-checkpoint was left, every step's loss and gradient norm was that of the unbroken run, and so were the
+{count} faults in a row, each followed by a resume on 1, 2 or 4 ranks: no process, no shared memory and no
+half checkpoint was left, every step's loss and gradient norm was that of the unbroken run, and so were the
 {finished} final models and optimizer states, byte for byte. `heartbeat_timeout` was {HEARTBEAT} s.
 
 {table(times)}
 
 `{words}`, {version()}; {machine()}, load {os.getloadavg()[2]:.0f} on average, at low priority. A rank that
-ends before it has met the others is noticed by the launcher alone, which gives these 5 s to end by themselves.
+ends before it has met the others is noticed by the launcher alone, which gives these 5 s to end by
+themselves.
 """
     )
 

@@ -4,6 +4,7 @@ test/programs/fault_library.cpp makes fail at exact moments."""
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -63,6 +64,9 @@ class Run:
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
+            for pid in self.pids():  # ranks whose launcher was killed, should they have stayed
+                if exists(pid):
+                    os.kill(pid, signal.SIGKILL)
             process.communicate()
 
     def __enter__(self):
@@ -111,7 +115,9 @@ def _start(command, log, fault, trace, **variables):
     )
 
 
-def start_by_hand(program, ranks, arguments, fault="", trace=False, prefixes=None, address="127.0.0.1", port=0):
+def start_by_hand(
+    program, ranks, arguments, fault="", trace=False, prefixes=None, address="127.0.0.1", port=0
+):
     """Each rank with its variables, so that no launcher ends them. `arguments` may differ by rank: a function
     of it."""
     log = tempfile.TemporaryDirectory(prefix="goat_faults_")

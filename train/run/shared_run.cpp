@@ -5,8 +5,8 @@
 
 #include "data/data_error.h"
 #include "train/files/file_pieces.h"
-#include "train/run/checkpoint.h"
 #include "train/replicas/on_all_ranks.h"
+#include "train/run/checkpoint.h"
 
 namespace goat {
 

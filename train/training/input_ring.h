@@ -44,10 +44,10 @@ class InputRing {
   ~InputRing();
 
   // The inputs of the next step; waits until all ranks have read them. They stay as they are until they are
-  // released. Throws what the source threw. Several ranks throw for the same step, as OnAllRanks: DataError for the
-  // DataError of a rank and std::runtime_error for another exception there, beginning with that rank's name.
-  // OnAllRanks<DataError> also if no target of the whole step counts in the loss. Throws the same if called
-  // again, std::logic_error after the last step, and RunFailed.
+  // released. Throws what the source threw. Several ranks throw for the same step, as OnAllRanks: DataError
+  // for the DataError of a rank and std::runtime_error for another exception there, beginning with that
+  // rank's name. OnAllRanks<DataError> also if no target of the whole step counts in the loss. Throws the
+  // same if called again, std::logic_error after the last step, and RunFailed.
   const StepInputs& next();
   // How long next() has waited for the readers, and in how many steps. The first step is not counted, since
   // nothing is read before it.
