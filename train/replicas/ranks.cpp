@@ -107,6 +107,7 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
   SharedExchangeSetup setup;
   setup.nonce = std::stoull(group.gather("the name of the shared memory", std::to_string(own)).front());
   *agreed = setup.nonce;
+  group.gather("that all ranks know the shared memory's name", "");  // before there is any
   setup.name = segment_name(setup.nonce);
   setup.rank = group.rank();
   setup.size = group.size();
