@@ -46,33 +46,32 @@ std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string&
 }
 
 // What the device makes of the keys about arithmetic.
-void check_arithmetic(const Config& config, const Device& device, const ConfigNotes& note = print_note) {
+void check_arithmetic(const Config& config, const Device& device) {
   const bool cpu = device.info().name == "cpu";
   if (config.train.cuda_graph == "on" && !device.can_capture())
     throw ConfigError("train.cuda_graph = \"on\": the " + device.info().name +
                       " device cannot record its work; use \"auto\" or \"off\"");
   const bool f32 = model_dtype(config, device) == DType::f32;
   if (f32 && config.train.rounding != "nearest")
-    note("train.rounding has no effect in fp32, where no weight is rounded");
+    print_note("train.rounding has no effect in fp32, where no weight is rounded");
   if (cpu && config.model.tf32 != "none")
-    note("model.tf32 has no effect on the cpu device, which has no TF32");
+    print_note("model.tf32 has no effect on the cpu device, which has no TF32");
   if (!f32 && config.model.tf32 != "none")
-    note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
+    print_note("model.tf32 has no effect on a bf16 model, whose matrix products read bf16");
   if (cpu && config.model.epilogue != "own")
-    note("model.epilogue has no effect on the cpu device, which has no such products");
+    print_note("model.epilogue has no effect on the cpu device, which has no such products");
   if (config.model.block != "gpt" && config.model.epilogue != "own")
-    note("model.epilogue has no effect on llama blocks, which have no GELU");
+    print_note("model.epilogue has no effect on llama blocks, which have no GELU");
   if (cpu && !config.train.deterministic)
-    note("train.deterministic = false has no effect on the cpu device, which always is");
+    print_note("train.deterministic = false has no effect on the cpu device, which always is");
 }
 
 // Whether the run has all its steps already. Nothing is touched then.
-bool nothing_to_do(const Config& config, const SharedRun& run, const Ranks& ranks) {
+bool nothing_to_do(const Config& config, const SharedRun& run) {
   const std::int64_t done = run.resumed()->manifest.state.step,
                      wanted = steps_of_run(config, run.resumed()->manifest.state);
   if (done < wanted || (done == wanted && !std::filesystem::exists(run.path() / "summary.json")))
     return false;
-  if (!ranks.first()) return true;
   std::printf(
       "nothing to do: the run in %s has done %lld steps and the config asks for %lld; to train on, raise "
       "%s\n",
@@ -82,33 +81,48 @@ bool nothing_to_do(const Config& config, const SharedRun& run, const Ranks& rank
   return true;
 }
 
+// Rank 0 decides for all ranks: whether a run that is resumed has something to do with this config.
+bool goes_on(const Config& config, const SharedRun& run, Ranks& ranks) {
+  return on_rank_0(*ranks.group, "whether the run goes on", [&] {
+           const std::vector<std::string> notes = compare_configs(config, *run.resumed());
+           if (nothing_to_do(config, run)) return std::string();
+           for (const std::string& note : notes) print_note(note);
+           return std::string("it does");
+         }) != "";
+}
+
+// The data of a run that is resumed must be those with which it began.
+void check_data(DataRecord& data, const Config& config, const SharedRun& run, bool allow_changed_data,
+                Ranks& ranks) {
+  on_rank_0(*ranks.group, "whether the data are the same", [&] {
+    for (const std::string& note : compare_data(data, config, *run.resumed(), allow_changed_data))
+      print_note(note);
+    return std::string();
+  });
+  keep_working_folder(data, run.resumed()->manifest.data);
+}
+
 int train_as_rank(const TrainOptions& options, const Config& asked, Device& device, const std::string& why,
                   Ranks& ranks) {
-  const ConfigNotes note = ranks.first() ? print_note : no_notes;
   const MicroBatchChoice choice = config_of_ranks(asked, options, device, ranks);
   const Config& config = choice.config;
-  check_arithmetic(config, device, note);
+  on_rank_0(*ranks.group, "whether the device can do it", [&] {
+    check_arithmetic(config, device);
+    return std::string();
+  });
 
   SharedRun run(run_folder(options),
                 options.resume      ? ExistingRun::resume
                 : options.overwrite ? ExistingRun::overwrite
                                     : ExistingRun::refuse,
                 *ranks.group);
-  if (run.resumed()) {
-    const std::vector<std::string> notes = compare_configs(config, *run.resumed());
-    if (nothing_to_do(config, run, ranks)) return 0;
-    for (const std::string& text : notes) note(text);
-  }
+  if (run.resumed() && !goes_on(config, run, ranks)) return 0;
 
   const Config located =
       run.resumed() ? with_data_located(config, run.path(), run.resumed()->manifest.data) : config;
   const auto [training, validation] = open_data(located, ranks);
   DataRecord data = describe_data(*training, validation.get());
-  if (run.resumed()) {
-    for (const std::string& text : compare_data(data, config, *run.resumed(), options.allow_changed_data))
-      note(text);
-    keep_working_folder(data, run.resumed()->manifest.data);
-  }
+  if (run.resumed()) check_data(data, config, run, options.allow_changed_data, ranks);
 
   const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state, &ranks);

@@ -20,7 +20,7 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
   train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and hours, without training
-  train_gpt_goat --config shakespeare --ranks 2               train by two processes, bit for bit as by one
+  train_gpt_goat --config shakespeare --ranks 2               train by two processes of this host
   train_gpt_goat --config shakespeare --profile 5             what each operation of a step takes
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
   train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --json eval.json

@@ -81,7 +81,7 @@ void dry_run(const MicroBatchChoice& choice, int ranks, const std::filesystem::p
   print_ranks(config, ranks);
   print_memory(plan.memory);
   std::printf("%-28s %20s\n", "memory: there is", bytes_text(device.available_memory()).c_str());
-  const std::size_t sharing = device.info().name == "cuda" ? 1 : static_cast<std::size_t>(ranks);
+  const auto sharing = static_cast<std::size_t>(sharing_memory(device, ranks));
   if (sharing * plan.memory.total_bytes() > device.available_memory())
     std::printf("memory: too little. %s\n",
                 setting_that_fits(config, device, usable_memory(device) / sharing, ranks).c_str());

@@ -85,7 +85,7 @@ int planned_ranks(const TrainOptions& options) {
 
 MicroBatchChoice planned_config(const TrainOptions& options, const Device& device, const ConfigNotes& note) {
   const int ranks = planned_ranks(options);
-  const std::size_t sharing = device.info().name == "cuda" ? 1 : static_cast<std::size_t>(ranks);
+  const auto sharing = static_cast<std::size_t>(sharing_memory(device, ranks));
   return completed(config_to_complete(options, note), choices_before(options), device,
                    usable_memory(device) / sharing, ranks);
 }

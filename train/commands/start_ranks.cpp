@@ -34,7 +34,7 @@ std::string advice_after_failure(const std::filesystem::path& folder) {
   const std::vector<std::filesystem::path> checkpoints = checkpoint_folders(folder);
   if (checkpoints.empty()) return "The run in " + folder.string() + " has no checkpoint.";
   return "Newest checkpoint: " + checkpoints.front().string() +
-         "; the same command with --resume continues from it, on any number of ranks.";
+         "; the same command with --resume continues from it.";
 }
 
 // "torchrun has started 4 ranks"

@@ -140,7 +140,7 @@ struct Config {
   // distributed.leaves; 1 where the ranks have not replaced the 0 yet
   std::int64_t leaves() const { return distributed.leaves ? distributed.leaves : 1; }
   std::int64_t leaf_sequences() const { return train.batch / leaves(); }
-  // train.micro_batch; the whole leaf where no device has replaced the 0 yet (with_micro_batch)
+  // train.micro_batch; the whole leaf where no device has replaced the 0 yet
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : leaf_sequences(); }
   std::int64_t sink_features() const { return 2 * prior.abs_rank + 2; }  // F
   std::int64_t sink_hidden() const;                                      // n

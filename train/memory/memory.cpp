@@ -72,13 +72,17 @@ void MemoryPlan::refuse(const Device& device, const std::string& reason, MemoryC
 
 // Checks before allocating, because Linux may grant more memory than the machine has and kill the program
 // when it uses that memory.
-void MemoryPlan::require_fits(const Device& device, const Advice& advice) const {
-  const std::size_t available = device.available_memory();
-  if (total_bytes() > available)
-    refuse(device,
-           bytes_text(total_bytes()) + " are needed, " + bytes_text(total_bytes() - available) +
-               " more than there is.",
-           largest_category(), advice);
+void MemoryPlan::require_fits(const Device& device, const Advice& advice, int processes) const {
+  const std::size_t available = device.available_memory(),
+                    needed = total_bytes() * static_cast<std::size_t>(processes);
+  if (needed <= available) return;
+  const std::string each =
+      processes == 1 ? ""
+                     : " by " + std::to_string(processes) + " ranks, " + bytes_text(total_bytes()) + " each";
+  refuse(device,
+         bytes_text(needed) + " are needed" + each + ", " + bytes_text(needed - available) +
+             " more than there is.",
+         largest_category(), advice);
 }
 
 void MemoryPlan::allocate(Device& device, const Advice& advice) {

@@ -39,9 +39,10 @@ class MemoryPlan {
   // What to do if the plan does not fit: a sentence without its full stop. Called only then.
   using Advice = std::function<std::string()>;
   // allocate() allocates everything, filled with zeros. require_fits() allocates nothing: it compares the
-  // plan with the device's available memory. Both throw std::runtime_error if the plan does not fit. The
-  // message gives the size of each category, the largest tensors and the advice.
-  void require_fits(const Device& device, const Advice& advice) const;
+  // plans of so many processes that share the device's memory with what is available. Both throw
+  // std::runtime_error if the plan does not fit. The message gives the size of each category, the largest
+  // tensors and the advice.
+  void require_fits(const Device& device, const Advice& advice, int processes = 1) const;
   void allocate(Device& device, const Advice& advice = {});
 
  private:

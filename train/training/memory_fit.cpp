@@ -31,11 +31,15 @@ std::size_t usable_memory(const Device& device) {
   return device.info().name == "cpu" ? available - available / 4 : usable_of(available);
 }
 
-std::size_t usable_share(const Device& device, const RankGroup& group) {
+int sharing_memory(const Device& device, int ranks) { return device.info().name == "cuda" ? 1 : ranks; }
+
+int sharing_memory(const Device& device, const RankGroup& group) {
   const Peer& own = group.peers()[static_cast<std::size_t>(group.rank())];
-  const auto sharing =
-      device.info().name == "cuda" ? 1 : std::ranges::count(group.peers(), own.node, &Peer::node);
-  return usable_memory(device) / static_cast<std::size_t>(sharing);
+  return sharing_memory(device, static_cast<int>(std::ranges::count(group.peers(), own.node, &Peer::node)));
+}
+
+std::size_t usable_share(const Device& device, const RankGroup& group) {
+  return usable_memory(device) / static_cast<std::size_t>(sharing_memory(device, group));
 }
 
 std::size_t smallest_share(const Device& device, RankGroup& group) {

@@ -26,7 +26,10 @@ std::int64_t largest_micro_batch(const Config& config, const Device& device, std
 constexpr std::size_t usable_of(std::size_t bytes) { return bytes - bytes / 32; }
 // Of the device's available memory. On the cpu, other programs and the files that are read share it.
 std::size_t usable_memory(const Device& device);
-// This rank's share of it: the ranks of a host share its memory.
+// Of `ranks` on one host, those that share the device's memory.
+int sharing_memory(const Device& device, int ranks);
+int sharing_memory(const Device& device, const RankGroup& group);  // with this rank
+// This rank's share of what is usable.
 std::size_t usable_share(const Device& device, const RankGroup& group);
 // The smallest share of all ranks; all call it.
 std::size_t smallest_share(const Device& device, RankGroup& group);

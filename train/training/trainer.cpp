@@ -68,7 +68,11 @@ std::string Trainer::memory_advice() const {
 }
 
 void Trainer::require_memory() const {
-  plan_.memory.require_fits(device_, [this] { return memory_advice(); });
+  on_rank_0(*ranks_.group, "whether there is memory", [this] {
+    plan_.memory.require_fits(
+        device_, [this] { return memory_advice(); }, sharing_memory(device_, *ranks_.group));
+    return std::string();
+  });
 }
 
 void Trainer::allocate() {

@@ -198,8 +198,10 @@ std::string TrainingLoop::save_after_failure() {
   try {
     if (const auto result = trainer_.finish_step()) report(*result, {});
   } catch (const DeviceLost& error) {
+    fail_if_alone(error, error.what(), 1);
     return std::string("\nThen ") + error.what() + what_is_left();
   } catch (const std::exception& error) {
+    fail_if_alone(error, error.what(), 1);
     told = std::string("\nThen the step that still ran failed too: ") + error.what();
   }
   const std::int64_t done = trainer_.state().step;
@@ -207,7 +209,11 @@ std::string TrainingLoop::save_after_failure() {
   if (!trainer_.consistent()) {
     told += "\nThe update after " + step + " broke off, and its weights cannot be used.";
   } else if (checkpoint_.empty() && done > first_step_) {
-    save(false);
+    try {
+      save(false);
+    } catch (const WeightsDiffer& error) {
+      told += std::string("\nThen ") + error.what() + ".";
+    }
     told += checkpoint_.empty() ? "\nWhat " + step + " had reached could not be saved."
                                 : "\nWhat " + step + " had reached is saved.";
   }
