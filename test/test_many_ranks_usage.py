@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,23 @@ def test_other_commands_take_no_ranks(run_command, run_binary, binary, tmp_path,
     outer = ["env", "RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=3333"]
     told = run_command([*outer, binary, *words], code=2).stderr
     assert "this command is for one process" in told and "2 ranks" in told
+    del outer[-2:]  # where rank 0 is does not matter
+    assert "this command is for one process" in run_command([*outer, binary, *words], code=2).stderr
+
+
+@pytest.mark.parametrize("name", ["eval", "sample", "--list-configs", "--dry-run"])
+@pytest.mark.parametrize("variables", [["RANK=0"], ["RANK=2", "WORLD_SIZE=2"], ["WORLD_SIZE=x", "RANK=0"]])
+def test_what_does_not_train_ignores_variables_without_sense(binary, tmp_path, name, variables):
+    words = {
+        "--list-configs": ["--list-configs"],
+        "--dry-run": command(tmp_path / "run", 1, SMALL, "--dry-run"),
+    }.get(name, [name, "--checkpoint", tmp_path / "nothing"])
+    plain, told = (
+        subprocess.run([str(word) for word in line], capture_output=True, text=True, timeout=60, check=False)
+        for line in ([binary, *words], ["env", *variables, binary, *words])
+    )
+    assert (plain.returncode == 0) == name.startswith("--"), plain.stderr
+    assert (told.returncode, told.stderr) == (plain.returncode, plain.stderr)
 
 
 # --------------------------------------------------------------------------------------------------- memory

@@ -50,14 +50,14 @@ bool trains(const TrainOptions& options) {
 
 std::optional<int> run_copies(const CommandLine& line, int argc, char** argv) {
   const Environment environment = environment_of_process();
-  const Launch launch = launch_of(environment);
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (!training || !trains(*training)) {
-    if (launch.size > 1)
+    if (const Launch launch = launch_if_clear(environment); launch.size > 1)
       throw ConfigError("this command is for one process, but " + started_by(launch) +
                         "; only training takes several");
     return std::nullopt;
   }
+  const Launch launch = launch_of(environment);
   if (training->ranks == 0 || started_here(environment)) return std::nullopt;
   if (launch.size > 1)
     throw ConfigError("--ranks " + std::to_string(training->ranks) + ": " + started_by(launch) +
@@ -95,7 +95,7 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
                     std::move(group), device);
 }
 
-bool started_as_first() { return launch_of(environment_of_process()).rank == 0; }
+bool started_as_first() { return launch_if_clear(environment_of_process()).rank == 0; }
 
 int exit_code_of(const std::exception& error) {
   if (const auto* ranks = dynamic_cast<const RanksError*>(&error)) return ranks->code;

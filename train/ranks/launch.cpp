@@ -179,6 +179,24 @@ std::string described(const Environment& environment, const Launch& launch) {
   return "";
 }
 
+// Without what is only needed to meet the other ranks.
+Launch place_of(const Environment& environment) {
+  const std::vector<Launch> sets = complete_sets(environment);
+  if (sets.empty()) return {};
+  Launch launch = sets.front();
+  if (launch.launcher == "variables" && started_here(environment)) launch.launcher = "--ranks";
+  if (launch.launcher == "variables" && !value_of(environment, "TORCHELASTIC_RUN_ID").empty())
+    launch.launcher = "torchrun";
+  if (launch.launcher != "--ranks" && launch.launcher != "torchrun")
+    for (const Launch& other : sets)
+      if (contradicts(launch, other))
+        throw RanksError(described(environment, launch) + " contradicts " + described(environment, other) +
+                             ": unset those that were left over",
+                         2);
+  launch.job = job_of(environment, launch.launcher);
+  return launch;
+}
+
 }  // namespace
 
 Environment environment_of_process() {
@@ -193,20 +211,16 @@ Environment environment_of_process() {
 
 bool started_here(const Environment& environment) { return !value_of(environment, "GOAT_JOB").empty(); }
 
+Launch launch_if_clear(const Environment& environment) {
+  try {
+    return place_of(environment);
+  } catch (const RanksError&) {
+    return {};
+  }
+}
+
 Launch launch_of(const Environment& environment) {
-  const std::vector<Launch> sets = complete_sets(environment);
-  if (sets.empty()) return {};
-  Launch launch = sets.front();
-  if (launch.launcher == "variables" && started_here(environment)) launch.launcher = "--ranks";
-  if (launch.launcher == "variables" && !value_of(environment, "TORCHELASTIC_RUN_ID").empty())
-    launch.launcher = "torchrun";
-  if (launch.launcher != "--ranks" && launch.launcher != "torchrun")
-    for (const Launch& other : sets)
-      if (contradicts(launch, other))
-        throw RanksError(described(environment, launch) + " contradicts " + described(environment, other) +
-                             ": unset those that were left over",
-                         2);
-  launch.job = job_of(environment, launch.launcher);
+  Launch launch = place_of(environment);
   if (launch.size == 1) return launch;
   launch.address = address_of(environment, launch);
   launch.port = port_of(environment, launch);

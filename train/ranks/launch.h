@@ -37,6 +37,10 @@ struct Launch {
 // another one, and where no address is known.
 Launch launch_of(const Environment& environment);
 
+// The same, where variables that are incomplete or contradict each other count as no launcher: what does not
+// train has no use for them. Has no address and no port, and throws no RanksError.
+Launch launch_if_clear(const Environment& environment);
+
 // Whether run_ranks_here() started this process.
 bool started_here(const Environment& environment);
 
