@@ -66,9 +66,10 @@ class RankGroup {
   const std::vector<Peer>& peers() const { return peers_; }
 
   // Every rank's bytes, by rank. All ranks must call with the same `what`, in the same order; a rank that
-  // does not come within `limit` ends the run. At most most_gathered bytes together.
+  // does not come within `limit` ends the run, as does one that lets all wait for longer than the phase
+  // allows (RankLimits). At most most_gathered bytes together.
   std::vector<std::string> gather(std::string_view what, std::string_view bytes,
-                                  std::chrono::milliseconds limit = std::chrono::minutes(10));
+                                  std::chrono::milliseconds limit = std::chrono::hours(24));
 
   // A vote: empty if no rank objects, else the objections with their ranks. The same text on all ranks.
   std::string agree(std::string_view what, std::string_view objection);
