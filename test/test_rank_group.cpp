@@ -163,6 +163,29 @@ TEST_CASE("rank group: alive without progress, all end, and each rank's place is
                {"no rank has got on for 500 ms", "step 7, train, collective 12 of 13", "rank 2 is behind"});
 }
 
+TEST_CASE("rank group: a rank that hangs where it has no step or collective to show is named") {
+  const int culprit = GENERATE(0, 1);
+  const bool in_save = GENERATE(true, false);
+  const auto meetings = run_ranks(with_limits(3, 20s, 100ms, 500ms), [&](RankGroup& group) {
+    group.at(20);
+    group.enqueued(102);
+    group.finished(group.rank() == 2 ? 101 : 102);  // rank 2 has not looked yet
+    if (!in_save) group.finished(102);
+    group.enter(saving);
+    if (!in_save) group.post("0");
+    if (group.rank() == culprit) std::this_thread::sleep_for(1500ms);
+    if (in_save) group.gather("the pieces", "");
+    if (in_save) return;
+    if (group.rank() != culprit) group.post("1");
+    group.collect();
+    group.collect();
+  });
+  const std::string name = "rank " + std::to_string(culprit);
+  check_failed(meetings, culprit, 1,
+               {"no rank has got on for 500 ms",
+                "; " + name + (in_save ? " has not come to 'the pieces'" : " has not given report 1")});
+}
+
 TEST_CASE("rank group: progress, or a phase that may take long, holds the judgement off") {
   const auto meetings = run_ranks(with_limits(2, 20s, 400ms), [](RankGroup& group) {
     group.enter(training);

@@ -126,7 +126,7 @@ void Watchdog::check(Clock::time_point now) {
       if (const auto silent = judge_.silent(static_cast<int>(from), now)) return end(*silent);
   if (rank_ != 0) return;
   check_gather(now);
-  if (const auto stuck = judge_.stuck(now)) end(*stuck);
+  if (const auto stuck = judge_.stuck(now)) end(with_absent(*stuck));
 }
 
 std::string Watchdog::ask_for_trouble() const {
@@ -202,20 +202,49 @@ void Watchdog::deliver(Collection collection) {
 
 // A rank that does not come.
 void Watchdog::check_gather(Clock::time_point now) {
+  const auto [what, missing] = absent_from_gather();
   std::chrono::milliseconds limit{0};
-  std::vector<int> missing;
-  std::string what;
-  for (std::size_t rank = 0; rank < contributions_.size(); ++rank)
-    if (const auto& part = contributions_[rank]) {
-      limit = std::max(limit, std::chrono::milliseconds(part->limit_ms));
-      what = part->what;
-    } else {
-      missing.push_back(static_cast<int>(rank));
-    }
-  if (missing.size() == contributions_.size() || failure_ || now - gather_began_ <= limit) return;
+  for (const auto& part : contributions_)
+    if (part) limit = std::max(limit, std::chrono::milliseconds(part->limit_ms));
+  if (missing.empty() || failure_ || now - gather_began_ <= limit) return;
   end({missing.size() == 1 ? missing.front() : -1, list_of(missing) + " did not come to '" + what +
                                                        "' within " + std::to_string(limit.count()) +
                                                        " ms: " + judge_.places()});
+}
+
+Watchdog::Absent Watchdog::absent_from_gather() const {
+  Absent absent;
+  for (std::size_t rank = 0; rank < contributions_.size(); ++rank)
+    if (const auto& part = contributions_[rank])
+      absent.from = part->what;
+    else
+      absent.ranks.push_back(static_cast<int>(rank));
+  if (absent.ranks.size() == contributions_.size()) absent.ranks.clear();
+  return absent;
+}
+
+Watchdog::Absent Watchdog::absent_from_posts() const {
+  Absent absent{"report " + std::to_string(complete_posts_) + " on its data", {}};
+  for (std::size_t rank = 0; rank < waiting_posts_.size(); ++rank)
+    if (waiting_posts_[rank].empty()) absent.ranks.push_back(static_cast<int>(rank));
+  if (absent.ranks.size() == waiting_posts_.size()) absent.ranks.clear();
+  return absent;
+}
+
+// Steps and collectives do not tell which rank hangs in a save or in its data; what the others wait for does.
+// A rank that waits in a gather does not hang itself, whatever its collectives are.
+Failure Watchdog::with_absent(Failure stuck) const {
+  const Absent gather = absent_from_gather(), posts = absent_from_posts();
+  const auto have = [](const Absent& absent) { return absent.ranks.size() == 1 ? " has" : " have"; };
+  if (!gather.ranks.empty()) {
+    stuck.reason +=
+        "; " + list_of(gather.ranks) + have(gather) + " not come to '" + gather.from + "' of the others";
+    if (gather.ranks.size() == 1) stuck.rank = gather.ranks.front();
+  } else if (stuck.rank < 0 && !posts.ranks.empty()) {
+    stuck.reason += "; " + list_of(posts.ranks) + have(posts) + " not given " + posts.from;
+    if (posts.ranks.size() == 1) stuck.rank = posts.ranks.front();
+  }
+  return stuck;
 }
 
 void Watchdog::post(Post own) {

@@ -54,6 +54,15 @@ class Watchdog {
   void deliver(Collection collection);
   void check_gather(Clock::time_point now);
 
+  // At rank 0: those that the others wait for. None if nobody waits.
+  struct Absent {
+    std::string from;
+    std::vector<int> ranks;
+  };
+  Absent absent_from_gather() const;
+  Absent absent_from_posts() const;
+  Failure with_absent(Failure stuck) const;
+
   // Posts, the first at rank 0.
   void add_post(int from, Post post);
   void deliver_posts(Collection collection);
