@@ -8,7 +8,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
 #include <stdexcept>
+#include <system_error>
+#include <vector>
 
 namespace goat {
 
@@ -42,7 +46,39 @@ void remove_stale(const std::string& name) {
   close(file);
   if (!locked) fail(name, "a run that is still going on uses this name", error);
 }
+
+std::vector<std::string> names_with_digits(const std::string& prefix) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry("/dev/shm", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.size() > prefix.size() && name.starts_with(prefix) &&
+        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos)
+      names.push_back("/" + name);
+  }
+  return names;
+}
+
+void remove_if_left_over(const std::string& name) {
+  constexpr std::time_t youngest = 60;  // seconds
+  const int file = shm_open(name.c_str(), O_RDWR, 0);
+  if (file < 0) return;
+  struct stat status {};
+  if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+      std::time(nullptr) - status.st_mtime >= youngest && flock(file, LOCK_EX | LOCK_NB) == 0 &&
+      names(name, file))
+    shm_unlink(name.c_str());
+  close(file);
+}
 }  // namespace
+
+void SharedSegment::remove_left_over(const std::string& prefix) noexcept {
+  try {
+    for (const std::string& name : names_with_digits(prefix)) remove_if_left_over(name);
+  } catch (const std::exception&) {  // out of memory: what is left stays for the next run
+  }
+}
 
 SharedSegment SharedSegment::create(const std::string& name, std::size_t bytes) {
   for (;;) {

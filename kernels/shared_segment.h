@@ -16,6 +16,11 @@ class SharedSegment {
   // The segment of that name as it stands, or nullopt if there is none or it has no memory yet.
   static std::optional<SharedSegment> open(const std::string& name);
 
+  // Removes the names in /dev/shm, `prefix` (without '/') and digits, that this user's killed processes have
+  // left. Spares those whose creator lives, and those younger than a minute, whose creator may not hold its
+  // lock yet.
+  static void remove_left_over(const std::string& prefix) noexcept;
+
   SharedSegment(SharedSegment&& other) noexcept
       : name_(std::move(other.name_)),
         file_(std::exchange(other.file_, -1)),

@@ -2,10 +2,15 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/open/open_device.h"
+#include "kernels/shared_segment.h"
 #include "test/catch.h"
 #include "test/forked_ranks.h"
 #include "test/operand.h"
@@ -234,6 +239,26 @@ TEST_CASE("lost ranks: what a killed run has left is replaced; a run that goes o
   start_two();
   close(shm_open(("/" + name).c_str(), O_RDWR | O_CREAT, 0600));  // killed before it had any memory
   start_two();
+}
+
+TEST_CASE("lost ranks: a run removes what killed runs of other names have left, and nothing else") {
+  const std::string prefix = "goat-test-" + std::to_string(getpid()) + "-";
+  const auto path = [&](const std::string& end) { return "/dev/shm/" + prefix + end; };
+  const SharedSegment held = SharedSegment::create("/" + prefix + "1", 64);
+  for (const std::string end : {"2", "3", "4x", "5"}) std::ofstream(path(end)) << "left";
+  std::filesystem::create_directory(path("6"));
+  if (geteuid() == 0) REQUIRE(chown(path("5").c_str(), 65534, 65534) == 0);
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(70);
+  for (const std::string end : {"1", "2", "4x", "5", "6"})
+    std::filesystem::last_write_time(path(end), long_ago);
+  SharedSegment::remove_left_over(prefix);
+  CHECK(std::filesystem::exists(path("1")));  // its creator lives
+  CHECK_FALSE(std::filesystem::exists(path("2")));
+  CHECK(std::filesystem::exists(path("3")));                      // it may be about to be locked
+  CHECK(std::filesystem::exists(path("4x")));                     // no name of a run
+  CHECK(std::filesystem::exists(path("5")) == (geteuid() == 0));  // another user's
+  CHECK(std::filesystem::exists(path("6")));
+  for (const std::string end : {"2", "3", "4x", "5", "6"}) std::filesystem::remove(path(end));
 }
 
 TEST_CASE("lost ranks: attaching ends in time, names who is missing and leaves nothing") {
