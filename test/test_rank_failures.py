@@ -11,6 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,6 +241,8 @@ def test_a_resume_is_bitwise_the_run_that_nothing_interrupted(outcomes, unbroken
 @pytest.mark.parametrize(("rank", "call"), [(0, "fallocate"), (1, "shm_open"), (1, "wake")])
 def test_a_rank_that_dies_while_the_memory_is_shared_leaves_none_of_it(binary, tmp_path, rank, call):
     fault = f"rank={rank};call={call};do={ACTIONS['kill']}"
+    if call == "shm_open":  # rank 0 is to have made it
+        fault = f"rank={rank};call={call};do=pause:0.2|" + fault
     with start_by_hand(binary, 4, words(tmp_path / "run"), fault) as run:
         run.wait()
         assert run.seconds() < KILLED + SLACK, run.outcome
@@ -268,6 +271,28 @@ def test_a_rank_that_hangs_is_found_to_be_behind(binary, unbroken, tmp_path, ran
         assert re.search(named(rank) + f" step {SPARE_STEP}, train, collective", errors)
     assert resume(binary, tmp_path / "run", 1).returncode == 0
     assert same_end(tmp_path / "run", unbroken[0]) == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_in_a_save_is_named(binary, tmp_path, rank):
+    settings = SETTINGS | {"distributed.progress_timeout": 1}  # six times as much in a save
+    fault = f"rank={rank};call=pwrite;path=.step_00000008/model;do=hang"
+    with start_by_hand(binary, 2, words(tmp_path / "run", settings=settings), fault) as run:
+        run.wait()
+        assert run.seconds() < 6 + 2 + SLACK, run.outcome
+    for code, _, errors in run.outcome.values():
+        assert code == 1 and "no rank has got on for 6 s" in errors, run.outcome
+        assert re.search(f"; rank {rank} has not come to '[^']+' of the others", errors), errors
+
+
+def test_a_run_removes_the_memory_that_a_killed_one_has_left(binary, tmp_path):
+    left = Path(f"/dev/shm/goat-{time.time_ns()}")
+    left.write_bytes(bytes(64))
+    os.utime(left, (time.time() - 70,) * 2)
+    with start_by_hand(binary, 2, words(tmp_path / "run", settings=SETTINGS | {"train.steps": 4})) as run:
+        run.wait()
+    assert [outcome[0] for outcome in run.outcome.values()] == [0, 0], run.outcome
+    assert not left.exists()
 
 
 # ---------------------------------------------------------------------------------------- with the launcher

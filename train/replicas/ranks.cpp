@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdint>
 #include <exception>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "kernels/shared_exchange.h"
+#include "kernels/shared_segment.h"
 #include "train/ranks/ranks_error.h"
 
 namespace goat {
@@ -72,7 +74,8 @@ void require_one_host(const RankGroup& group, const std::string& device) {
 // The number that names the ranks' shared memory; 0 until they have agreed on it. The watchdog reads it.
 using Nonce = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-std::string segment_name(std::uint64_t nonce) { return "goat-" + std::to_string(nonce); }
+constexpr const char* segment_prefix = "goat-";
+std::string segment_name(std::uint64_t nonce) { return std::string(segment_prefix) + std::to_string(nonce); }
 
 // A failure ends the processes without destructors. If the ranks were just sharing the memory, and above all
 // if rank 0 was killed then, its name still stands.
@@ -100,19 +103,39 @@ class SignalsLater {
   sigset_t before_{};
 };
 
-std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits,
-                                              const Nonce& agreed) {
+std::uint64_t nonce_of_rank_0(RankGroup& group) {
   std::random_device random;
   const std::uint64_t own = std::uint64_t{random()} << 32 | random() | 1;
+  const std::string text = group.gather("the name of the shared memory", std::to_string(own)).front();
+  std::uint64_t nonce = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), nonce);
+  if (error != std::errc{} || end != text.data() + text.size() || nonce == 0)
+    throw RanksError(name_of(group.peers().front()) + " names the shared memory '" + text.substr(0, 40) +
+                     "', where a number above 0 is expected: it is no rank of this program");
+  return nonce;
+}
+
+// Until all ranks have attached, at most for twice start_timeout, signals wait.
+std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits& limits,
+                                              std::chrono::milliseconds start_timeout, const Nonce& agreed) {
+  if (group.rank() == 0) SharedSegment::remove_left_over(segment_prefix);
   SharedExchangeSetup setup;
-  setup.nonce = std::stoull(group.gather("the name of the shared memory", std::to_string(own)).front());
+  setup.nonce = nonce_of_rank_0(group);
   *agreed = setup.nonce;
   group.gather("that all ranks know the shared memory's name", "");  // before there is any
   setup.name = segment_name(setup.nonce);
   setup.rank = group.rank();
   setup.size = group.size();
+  setup.start_limit = start_timeout;
   setup.time_limit = limits.long_progress_timeout;  // the watchdog knows more, and ends the run before
-  return std::make_unique<WatchedCommunicator>(std::make_unique<SharedExchange>(setup), group);
+  std::unique_ptr<SharedExchange> exchange;
+  {
+    const SignalsLater signals;
+    // Before rank 0 makes it, all know its name, by which they remove it, and hold back their signals.
+    group.gather("the use of the shared memory", "", start_timeout);
+    exchange = std::make_unique<SharedExchange>(setup);
+  }
+  return std::make_unique<WatchedCommunicator>(std::move(exchange), group);
 }
 
 }  // namespace
@@ -127,6 +150,7 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   if (name == "cuda")
     throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
   const RankLimits limits = options.limits;
+  const std::chrono::milliseconds start_timeout = options.start_timeout;
   const auto nonce = std::make_shared<std::atomic<std::uint64_t>>();
   options.on_failure = with_name_removed(std::move(options.on_failure), nonce);
   auto group = std::make_unique<RankGroup>(launch, std::move(fields), std::move(options));
@@ -138,8 +162,10 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
   }
   std::unique_ptr<Communicator> communicator;
   try {
-    const SignalsLater signals;
-    communicator = connect_devices(*group, limits, nonce);
+    communicator = connect_devices(*group, limits, start_timeout, nonce);
+  } catch (const RankLost& error) {  // which may itself have ended for another rank's failure
+    group->lost(error.rank, error.what());
+    throw;
   } catch (const std::exception& error) {
     group->fail(error.what(), 1);
     throw;
