@@ -5,8 +5,9 @@
 #   scripts/keep_training.sh ./train_gpt_goat --config c4_125m --out runs/c4
 # Ends with the command's code where another start would not help: 0 done, 2 bad usage or config, 3 bad data
 # or checkpoint, 4 stopped by a signal after saving. Ends with any other code after three starts in a row that
-# brought no newer checkpoint. Signals are passed on, and no start follows them. WAIT=10 seconds lie between
-# two starts.
+# brought no newer checkpoint. SIGTERM, SIGINT (as SIGTERM), SIGUSR1 and SIGHUP are passed on, and no start
+# follows them: the code is that of the last start, also if the signal comes after it had failed. WAIT=10
+# seconds lie between two starts.
 set -uo pipefail
 pause=${WAIT:-10} most_in_vain=3
 
@@ -63,7 +64,7 @@ while :; do
   begin=$SECONDS
   while ((SECONDS - begin < pause)) && [[ -z $stop ]]; do sleep 0.5; done
   if [[ -n $stop ]]; then
-    echo "keep_training: SIG$stop between two starts; continue with --resume" >&2
-    exit 4
+    echo "keep_training: SIG$stop after the command had ended with code $code; continue with --resume" >&2
+    exit "$code"
   fi
 done
