@@ -134,6 +134,11 @@ def test_a_signal_stops_all_ranks_after_the_same_step(run_binary, binary, tmp_pa
     require_continued(folder, unbroken)
 
 
+def seconds_computed(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 1), (1, 2), (2, 1)])
 def test_signals_in_the_middle_of_matrix_products_spoil_nothing(
     run_command, binary, tmp_path, monkeypatch, ranks, threads
@@ -147,10 +152,13 @@ def test_signals_in_the_middle_of_matrix_products_spoil_nothing(
         told = ""
         while ready not in told:
             told += process.stdout.read(1)
-        time.sleep(0.2)  # then it trains
+        pids = list(ranks_under(process.pid).values()) if ranks > 1 else [process.pid]
+        begun = {pid: seconds_computed(pid) for pid in pids}
+        wait_until(lambda: all(seconds_computed(pid) > begun[pid] + 0.1 for pid in pids), [process])
         for _ in range(150):
-            for pid in ranks_under(process.pid).values() if ranks > 1 else [process.pid]:
-                os.kill(pid, signal.SIGHUP)  # the one signal that may come as often as it likes
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it has stopped for an earlier one
+                    os.kill(pid, signal.SIGHUP)  # the one signal that may come as often as it likes
             time.sleep(0.002)
         [(code, _, errors)] = endings([process])
     finally:
@@ -219,6 +227,22 @@ def unread(pipe):
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+def wait_until_it_stands_still(process, progress):
+    """Waits until this has not changed for 20 times as long as it ever took to change: rank 0 prints a line
+    for which there is no room."""
+    longest, seen, since = 0.05, progress(), time.monotonic()
+
+    def still():
+        nonlocal longest, seen, since
+        now, was = time.monotonic(), seen
+        seen = progress()
+        if seen != was:
+            longest, since = max(longest, now - since), now
+        return now - since > 20 * longest
+
+    wait_until(still, [process])
+
+
 def test_a_flipped_bit_in_the_weights_of_a_rank_ends_all_and_nothing_is_saved(run_binary, binary, tmp_path):
     """With a learning rate of nearly 0 weights stay as they are, so that those of a checkpoint can be found
     in memory. Rank 0 waits for its output to be read after it has gathered the weights of a step and before
@@ -241,7 +265,7 @@ def test_a_flipped_bit_in_the_weights_of_a_rank_ends_all_and_nothing_is_saved(ru
     process = start(binary, words, pipesize=4096)
     try:
         wait_until(lambda: unread(process.stdout) > 3800, [process])
-        time.sleep(0.5)  # rank 0 prints the line for which there is no room
+        wait_until_it_stands_still(process, lambda: (steps_done(folder), unread(process.stdout)))
         held = steps_done(folder)
         pid = ranks_under(process.pid)[0]
         assert flip_a_bit(pid, saved[name].tobytes()) > 0
