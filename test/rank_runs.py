@@ -1,6 +1,7 @@
 """Runs of the program as several ranks, started side by side without a launcher or by --ranks, that
 test/programs/fault_library.cpp makes fail at exact moments."""
 
+import contextlib
 import json
 import os
 import re
@@ -18,12 +19,13 @@ from test_train import TINY, flags, metrics_of
 BUILD = Path(os.environ.get("GOAT_BUILD", REPOSITORY / "build"))
 LIBRARY = REPOSITORY / BUILD / "test" / "libfault_library.so"
 
-# Four leaves: runs of 1, 2 and 4 ranks have the same bits. Each of four ranks owns a piece of the weights.
+# Four leaves: runs of 1, 2 and 4 ranks have the same bits. Each of four ranks owns a piece of the weights. The
+# limits are those of ranks that do their work on a busy machine.
 SETTINGS = TINY | {
     "model.width": 128,
     "distributed.leaves": 4,
-    "distributed.heartbeat_timeout": 3,
-    "distributed.start_timeout": 5,
+    "distributed.heartbeat_timeout": 10,
+    "distributed.start_timeout": 30,
     "checkpoint.interval": 4,
     "train.micro_batch": 1,
 }
@@ -38,15 +40,18 @@ class Run:
     """Processes that were started, by rank; a launcher stands at -1."""
 
     processes: dict
-    folder: tempfile.TemporaryDirectory  # of the library's log
+    folder: tempfile.TemporaryDirectory  # of the library's logs, until stop() keeps them here
+    kept: dict | None = None  # {rank: text}
     outcome: dict = field(default_factory=dict)  # {rank: (code, stdout, stderr)}
     ended: float = 0.0  # when the last of those that were waited for had ended
 
-    @property
-    def log(self):
-        return Path(self.folder.name)
+    def logs(self):
+        """{rank: what the library has logged}"""
+        if self.kept is not None:
+            return self.kept
+        return {log.suffix[1:]: log.read_text() for log in Path(self.folder.name).glob("log.*")}
 
-    def wait(self, *but, timeout=40):
+    def wait(self, *but, timeout=200):
         """Waits for all except the ranks `but`."""
         for rank, process in self.processes.items():
             if rank not in but:
@@ -57,17 +62,22 @@ class Run:
 
     def take(self, rank):
         """The outcome of a rank that was not waited for; the end of the others counts."""
-        output, errors = self.processes[rank].communicate(timeout=40)
+        output, errors = self.processes[rank].communicate(timeout=200)
         self.outcome[rank] = self.processes[rank].returncode, output, errors
 
     def stop(self):
+        """Ends what has stayed, and waits for it. The logs can still be asked for."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
-            for pid in self.pids():  # ranks whose launcher was killed, should they have stayed
+        for pid in self.pids():  # ranks whose launcher was killed, should they have stayed
+            with contextlib.suppress(ProcessLookupError):
                 if exists(pid):
                     os.kill(pid, signal.SIGKILL)
-            process.communicate()
+        for process in self.processes.values():
+            process.communicate()  # to the end of their output: ranks of a launcher have it open too
+        self.kept = self.logs()
+        self.folder.cleanup()
 
     def __enter__(self):
         return self
@@ -77,23 +87,24 @@ class Run:
 
     def lines(self, rank, word):
         """What the library has logged of the rank after this word."""
-        log = self.log / f"log.{rank}"
-        text = log.read_text() if log.exists() else ""
+        text = self.logs().get(str(rank), "")
         return [line.removeprefix(word + " ") for line in text.splitlines() if line.startswith(word + " ")]
 
+    def of_all(self, word):
+        return [line for rank in self.logs() for line in self.lines(rank, word)]
+
     def pids(self):
-        return [int(pid) for log in self.log.glob("log.*") for pid in self.lines(log.suffix[1:], "pid")]
+        return [int(pid) for pid in self.of_all("pid")]
 
     def fault_times(self):
-        return [float(at) for log in self.log.glob("log.*") for at in self.lines(log.suffix[1:], "acts")]
+        return [float(at) for at in self.of_all("acts")]
 
     def seconds(self):
         """From the first fault to the end of all that were waited for."""
         return self.ended - min(self.fault_times(), default=-float("inf"))
 
     def segments_left(self):
-        names = [name for log in self.log.glob("log.*") for name in self.lines(log.suffix[1:], "shm")]
-        return [name for name in names if Path("/dev/shm" + name).exists()]
+        return [name for name in self.of_all("shm") if Path("/dev/shm" + name).exists()]
 
 
 def environment(log, fault, trace, variables):

@@ -34,15 +34,15 @@ from rank_runs import (
 from test_ranks import in_space, two_hosts  # noqa: F401  a fixture
 from test_train import changed, flags
 
-SLACK = 4  # seconds: the machine has other things to do
-KILLED, STOPPED = 2, SETTINGS["distributed.heartbeat_timeout"] + 2  # seconds until all are gone
-START = SETTINGS["distributed.start_timeout"]
+REACTION = 10  # seconds in which all are gone once one is known to have failed; it usually takes one or two
+HEARTBEAT, START = SETTINGS["distributed.heartbeat_timeout"], SETTINGS["distributed.start_timeout"]
 SPARE_STEP = 6  # a step without a save or a validation
 
 
 def traced(binary, folder, device="cpu"):
     """A run that nothing interrupts: its folder, and the wakes until each step was done."""
-    run = start_by_hand(binary, 2, words(folder, device=device), trace=True).wait()
+    with start_by_hand(binary, 2, words(folder, device=device), trace=True) as run:
+        run.wait()
     assert [outcome[0] for outcome in run.outcome.values()] == [0, 0], run.outcome
     wakes, at_saves = 0, []
     for call in run.lines(0, "call"):
@@ -143,8 +143,8 @@ def place_of(case, before):
 def limit_of(case):
     """Seconds until all are gone."""
     if case.moment == "rendezvous":  # the others wait for it; if it is rank 0, it may seem to be there
-        return START + 5 + 1
-    return STOPPED if case.fault == "stop" else KILLED
+        return START + 5 + REACTION
+    return HEARTBEAT + REACTION if case.fault == "stop" else REACTION
 
 
 def run_case(case, binary, before, folder):
@@ -162,12 +162,12 @@ def resume(binary, folder, ranks, device="cpu"):
     command = words(folder, "--resume", device=device)
     if ranks > 1:
         command += ["--ranks", str(ranks)]
-    return subprocess.run([binary, *command], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([binary, *command], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture(scope="module")
 def outcomes(binary, unbroken_on, tmp_path_factory):
-    """Several cases at once: they mostly wait."""
+    """Several cases at once, and more of those that only wait for a limit."""
     root = tmp_path_factory.mktemp("cases")
 
     def one(item):
@@ -178,8 +178,11 @@ def outcomes(binary, unbroken_on, tmp_path_factory):
         return run, taken, there, resume(binary, folder, case.resumed_by, case.device), folder
 
     everything = [case for case in cases() if case.device in unbroken_on]
-    with ThreadPoolExecutor(4) as pool:
-        return dict(zip(map(str, everything), pool.map(one, enumerate(everything)), strict=True))
+    everything.sort(key=limit_of, reverse=True)
+    with ThreadPoolExecutor(16) as waiting, ThreadPoolExecutor(3) as working:
+        pools = [waiting if limit_of(case) > REACTION else working for case in everything]
+        futures = [pool.submit(one, item) for pool, item in zip(pools, enumerate(everything), strict=True)]
+        return {str(case): future.result() for case, future in zip(everything, futures, strict=True)}
 
 
 def outcome_of(outcomes, case):
@@ -196,14 +199,14 @@ def reason_of(case):
     if case.fault == "exception":
         return named(case.rank) + ": out of memory on the host"
     if case.fault == "stop":
-        return named(case.rank) + " has given no sign of life for 3 s"
+        return named(case.rank) + f" has given no sign of life for {HEARTBEAT} s"
     return named(case.rank) + " has ended"
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_the_others_end_in_time_and_name_the_rank_that_failed(outcomes, case):
     run, taken, *_ = outcome_of(outcomes, case)
-    assert taken < limit_of(case) + SLACK, run.outcome
+    assert taken < limit_of(case), run.outcome
     assert not [pid for pid in run.pids() if exists(pid)]
     for rank, (code, _, errors) in run.outcome.items():
         if rank == case.rank and case.fault != "exception":
@@ -245,14 +248,14 @@ def test_a_rank_that_dies_while_the_memory_is_shared_leaves_none_of_it(binary, t
         fault = f"rank={rank};call={call};do=pause:0.2|" + fault
     with start_by_hand(binary, 4, words(tmp_path / "run"), fault) as run:
         run.wait()
-        assert run.seconds() < KILLED + SLACK, run.outcome
+        assert run.seconds() < REACTION, run.outcome
     assert len(run.lines(0, "shm")) == 1 and run.segments_left() == []
     for other in set(range(4)) - {rank}:
         assert re.search(named(rank) + " has ended", run.outcome[other][2]), run.outcome
 
 
 def test_a_signal_to_all_while_the_memory_is_shared_leaves_none_of_it(binary, tmp_path):
-    fault = f"rank=0;call=fallocate;do=signal_parent:{int(signal.SIGTERM)}|rank=0;call=fallocate;do=pause:0.2"
+    fault = f"rank=0;call=fallocate;do=signal_parent:{int(signal.SIGTERM)}|rank=0;call=fallocate;do=pause:20"
     with start_by_launcher(binary, 4, words(tmp_path / "run"), fault) as run:
         run.wait()
     assert run.outcome[-1][0] == 128 + signal.SIGTERM  # nothing was there to be saved
@@ -261,13 +264,14 @@ def test_a_signal_to_all_while_the_memory_is_shared_leaves_none_of_it(binary, tm
 
 @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 3)])
 def test_a_rank_that_hangs_is_found_to_be_behind(binary, unbroken, tmp_path, ranks, rank):
-    settings = SETTINGS | {"distributed.progress_timeout": 1}
+    """The limit is six times as long if rank 0 has not heard yet that all train."""
+    settings = SETTINGS | {"distributed.progress_timeout": 10}
     fault = f"rank={rank};{place_of(Case('hang', 'gradients', ranks, rank), unbroken[1])};do=hang"
     with start_by_hand(binary, ranks, words(tmp_path / "run", settings=settings), fault) as run:
         run.wait()
-        assert run.seconds() < 1 + 2 + SLACK, run.outcome
+        assert run.seconds() < 6 * 10 + REACTION, run.outcome
     for code, _, errors in run.outcome.values():
-        assert code == 1 and "no rank has got on for 1 s" in errors, run.outcome
+        assert code == 1 and re.search("no rank has got on for (10|60) s", errors), run.outcome
         assert re.search(named(rank) + f" step {SPARE_STEP}, train, collective", errors)
     assert resume(binary, tmp_path / "run", 1).returncode == 0
     assert same_end(tmp_path / "run", unbroken[0]) == ""
@@ -303,9 +307,9 @@ def test_the_launcher_ends_with_the_ranks_in_time(binary, unbroken, tmp_path, fa
         run.wait()
         assert not [pid for pid in run.pids() if exists(pid)]
         code, _, errors = run.outcome[-1]
-        assert run.seconds() < (STOPPED if fault == "stop" else KILLED) + SLACK, errors
+        assert run.seconds() < HEARTBEAT * (fault == "stop") + REACTION, errors
     assert code in {"kill": (137, 1), "stop": (1,), "exit": (5, 1)}[fault]
-    assert re.search(named(1) + " has (ended|given no sign of life for 3 s)", errors)
+    assert re.search(named(1) + f" has (ended|given no sign of life for {HEARTBEAT} s)", errors)
     assert "checkpoints/step_00000004; the same command with --resume" in errors
     assert resume(binary, tmp_path / "run", 4).returncode == 0
     assert same_end(tmp_path / "run", unbroken[0]) == ""
@@ -323,7 +327,7 @@ def test_a_killed_launcher_takes_the_ranks_with_it(binary, unbroken, tmp_path, m
         run.wait()
         assert run.outcome[-1][0] == -signal.SIGKILL
         while [pid for pid in run.pids() if exists(pid)]:
-            assert time.monotonic() < run.fault_times()[0] + KILLED + SLACK
+            assert time.monotonic() < run.fault_times()[0] + REACTION
             time.sleep(0.01)
         assert run.segments_left() == []
     assert half_checkpoints(tmp_path / "run") == []
@@ -393,7 +397,7 @@ def test_a_rank_that_dies_while_rank_0_writes_the_state_leaves_no_checkpoint(bin
     fault = "rank=0;call=write;path=.step_00000008/state.json;do=kill_rank:1"
     with start_by_hand(binary, 2, words(folder), fault) as run:
         run.wait()
-        assert run.seconds() < KILLED + SLACK
+        assert run.seconds() < REACTION
     assert run.outcome[0][0] == 1 and re.search(named(1) + " has ended", run.outcome[0][2])
     assert half_checkpoints(folder) == [] and run.segments_left() == []
     assert resume(binary, folder, 2).returncode == 0
@@ -483,13 +487,14 @@ def test_damage_that_one_rank_reads_ends_all_after_the_same_step_and_a_resume_is
     """The file is damaged while rank 0 stands still, after the check of all data."""
     settings = shards(tmp_path / "data", TOKENS, TOKENS)
     unbroken = words(tmp_path / "unbroken", settings=settings)
-    subprocess.run([binary, *unbroken], check=True, capture_output=True, timeout=60)
+    subprocess.run([binary, *unbroken], check=True, capture_output=True, timeout=200)
     folder, file = tmp_path / "run", tmp_path / "data/train_1.bin"
     good = file.read_bytes()
     fault = f"rank=0;call=write;path=metrics.jsonl;count=20;do=signal:{int(signal.SIGSTOP)}"
     patient = settings | {"distributed.heartbeat_timeout": 30}
     with start_by_hand(binary, 2, words(folder, settings=patient), fault) as run:
         while not run.fault_times():
+            assert run.processes[0].poll() is None
             time.sleep(0.005)
         if cut:
             os.truncate(file, 20_000)
@@ -504,7 +509,7 @@ def test_damage_that_one_rank_reads_ends_all_after_the_same_step_and_a_resume_is
     assert 20 <= done < 300
     file.write_bytes(good)
     command = words(folder, "--resume", "--ranks", "4", settings=settings)
-    subprocess.run([binary, *command], check=True, capture_output=True, timeout=60)
+    subprocess.run([binary, *command], check=True, capture_output=True, timeout=200)
     assert same_end(folder, tmp_path / "unbroken") == ""
 
 
