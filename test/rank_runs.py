@@ -19,8 +19,8 @@ from test_train import TINY, flags, metrics_of
 BUILD = Path(os.environ.get("GOAT_BUILD", REPOSITORY / "build"))
 LIBRARY = REPOSITORY / BUILD / "test" / "libfault_library.so"
 
-# Four leaves: runs of 1, 2 and 4 ranks have the same bits. Each of four ranks owns a piece of the weights. The
-# limits are those of ranks that do their work on a busy machine.
+# Four leaves: runs of 1, 2 and 4 ranks have the same bits. Each of four ranks owns a piece of the weights.
+# The limits let ranks that do their work be slow on a busy machine.
 SETTINGS = TINY | {
     "model.width": 128,
     "distributed.leaves": 4,
