@@ -61,6 +61,23 @@ def ended(process):
     return process.returncode, errors
 
 
+def children(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(child) for child in found.split()]
+
+
+def end_with_children(processes):
+    """Ends what has stayed, and waits for it."""
+    for process in processes:
+        if process.poll() is None:
+            started = children(process.pid)
+            process.kill()
+            for child in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        process.communicate(timeout=BOUND)  # to the end of stderr, which the children have open too
+
+
 def with_variables(**variables):
     return os.environ | {name: str(value) for name, value in variables.items()}
 
@@ -87,13 +104,14 @@ def keep(pretended, tmp_path):
 
     def call(plan, *words, wait=0):
         words = words or ("--out", "run")
-        return start(
-            [SCRIPTS / "keep_training.sh", pretended, *words],
-            cwd=tmp_path,
-            env=with_variables(PLAN=plan, WAIT=wait),
-        )
+        command = [SCRIPTS / "keep_training.sh", pretended, *words]
+        process = start(command, cwd=tmp_path, env=with_variables(PLAN=plan, WAIT=wait))
+        processes.append(process)
+        return process
 
-    return call
+    processes = []
+    yield call
+    end_with_children(processes)
 
 
 def starts(folder):
@@ -155,7 +173,8 @@ def test_a_signal_ends_the_command_and_all(keep, tmp_path, name, code):
     process = keep(f"s{code} 0")
     wait_until((tmp_path / "waits").exists)
     process.send_signal(getattr(signal, f"SIG{name}"))
-    assert ended(process)[0] == code
+    got, errors = ended(process)
+    assert got == code and "started again" not in errors
     assert starts(tmp_path) == 1
     assert (tmp_path / "signals").read_text() == {"INT": "TERM"}.get(name, name) + "\n"
 
@@ -204,11 +223,6 @@ def assert_same_run(run, other):
     assert ours == theirs
 
 
-def children(pid):
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(child) for child in found.split()]
-
-
 def test_training_that_is_killed_goes_on_to_the_same_end(binary, tmp_path):
     long = {"train__steps": 1500, "checkpoint__interval": 250, "eval__interval": 0, "log__interval": 500}
     subprocess.run(
@@ -255,14 +269,7 @@ def nodes(tmp_path):
         return processes
 
     yield call
-    for process in processes:
-        if process.poll() is None:
-            started = children(process.pid)
-            process.kill()
-            for child in started:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-        process.communicate(timeout=BOUND)  # to the end of stderr, which the children have open too
+    end_with_children(processes)
 
 
 def test_the_ranks_of_two_nodes_train_what_one_rank_trains(binary, nodes, tmp_path):

@@ -1,4 +1,4 @@
-"""What two ranks cost on a machine with two cores: tokens/s of one rank with two threads and of two ranks with
+"""What two ranks cost on a machine with two cores: tokens/s of one rank with two threads, of two ranks with
 one thread each, the same model and batch, in turns. Beside them two runs of one rank each, at once, with half
 the batch: they compute what the ranks compute, and exchange nothing.
 
@@ -33,7 +33,18 @@ def command(program, folder, settings, batch, steps, ranks):
     keys = [*settings, f"train.batch={batch}", f"train.micro_batch={min(batch, 4)}", f"train.steps={steps}"]
     keys += ["train.warmup=1", "eval.tokens=0", "checkpoint.minutes=0", "distributed.check_interval=0"]
     words = [word for key in keys for word in ("--set", key)]
-    return [program, "--config", "copy_mixture", *words, "--out", folder, "--ranks", str(ranks), "--device", "cpu"]
+    return [
+        program,
+        "--config",
+        "copy_mixture",
+        *words,
+        "--out",
+        folder,
+        "--ranks",
+        str(ranks),
+        "--device",
+        "cpu",
+    ]
 
 
 def start(program, folder, settings, batch, steps, ranks, threads):
@@ -43,7 +54,9 @@ def start(program, folder, settings, batch, steps, ranks, threads):
         words = [word for word in words if word != "distributed.check_interval=0"]
         words = [w for i, w in enumerate(words) if not (w == "--set" and words[i + 1].startswith("--"))]
         del words[words.index("--ranks") : words.index("--ranks") + 2]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 def step_seconds(process, folder, batch, length):
@@ -62,7 +75,9 @@ def measure(settings, batch, steps):
         for name, ranks, threads in (("one", 1, 2), ("two", 2, 1)):
             run = start(PROGRAM, f"{folder}/{name}", settings, batch, steps + WARM_UP, ranks, threads)
             seconds.append(step_seconds(run, f"{folder}/{name}", batch, length))
-        halves = [start(PROGRAM, f"{folder}/half{i}", settings, batch // 2, steps + WARM_UP, 1, 1) for i in (0, 1)]
+        halves = [
+            start(PROGRAM, f"{folder}/half{i}", settings, batch // 2, steps + WARM_UP, 1, 1) for i in (0, 1)
+        ]
         times = [step_seconds(run, f"{folder}/half{i}", batch // 2, length) for i, run in enumerate(halves)]
         seconds.append(max(times))
     return seconds
@@ -71,7 +86,9 @@ def measure(settings, batch, steps):
 def table_of(rounds):
     rows = []
     for name, (settings, batch, steps) in MODELS.items():
-        tokens = batch * int(next(key for key in settings if key.startswith("data.seq_len=")).partition("=")[2])
+        tokens = batch * int(
+            next(key for key in settings if key.startswith("data.seq_len=")).partition("=")[2]
+        )
         measured = [measure(settings, batch, steps) for _ in range(rounds)]
         one, two, halves = (statistics.median(column) for column in zip(*measured, strict=True))
         ratio = statistics.median(m[0] / m[1] for m in measured)
@@ -116,18 +133,30 @@ def processor():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--before", type=Path)
     arguments = parser.parse_args()
-    text = ["# What ranks cost", "", f"{processor()}; `dev/bench/rank_cost.py --rounds {arguments.rounds}`", ""]
+    text = [
+        "# What ranks cost",
+        "",
+        f"{processor()}; `dev/bench/rank_cost.py --rounds {arguments.rounds}`",
+        "",
+    ]
     text += ["| model, batch | 1 rank, 2 threads: tokens/s | 2 ranks, 1 thread | ratio | step of 2 ranks "]
     text[-1] += "| of two runs with half the batch, at once | exchange and the rest |"
     text += ["|---|---|---|---|---|---|---|", *table_of(arguments.rounds), ""]
     if arguments.before:
         text += ["One rank, processor time now / before there were ranks (median, range):", ""]
-        text += ["| model | ratio | range |", "|---|---|---|", *paid_by_one(arguments.before, arguments.rounds), ""]
+        text += [
+            "| model | ratio | range |",
+            "|---|---|---|",
+            *paid_by_one(arguments.before, arguments.rounds),
+            "",
+        ]
     if arguments.record:
         arguments.record.write_text("\n".join(text))
 
