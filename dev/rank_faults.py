@@ -101,6 +101,10 @@ class Fault:
         return f"rank={self.rank};{self.place};do={action}"
 
 
+def in_a_save(place):
+    return any(word in place for word in (".step_", "/step_", "safetensors", "state.json", "/checkpoints"))
+
+
 def draw(generator, most_ranks):
     ranks = generator.choice([n for n in (1, 2, 2, 4, 4) if n <= most_ranks])
     rank = generator.randrange(ranks)
@@ -123,7 +127,9 @@ def draw(generator, most_ranks):
         return Fault(kind, ranks, rank, f"{call};count={count};times={generator.randint(1, 3)}", delay)
     if kind in ("SIGKILL", "SIGSTOP") and generator.random() < 0.5:
         return Fault(kind, ranks, rank, delay=delay)
-    place, most = generator.choice(PLACES)
+    # No memory in a save is a save that fails, as on a full disk.
+    places = [(place, most) for place, most in PLACES if kind != "no memory" or not in_a_save(place)]
+    place, most = generator.choice(places)
     return Fault(kind, ranks, rank, f"{place};count={generator.randint(1, most)}", delay)
 
 
@@ -207,7 +213,7 @@ def check_code(run, fault, began, steps):
     allowed = {"launcher killed": (-9,), "SIGSTOP": (1,), "exit": (5, 1), "no memory": (1, 134)}
     if code not in allowed.get(fault.kind, (-9, 137, 1)):
         raise Wrong(f"exit code {code}")
-    told = re.search(r"rank \d+ (\(host \S+, pid \d+\)|of \d+ at port)", errors)
+    told = re.search(r"rank \d+ \(pid" if fault.early else r"rank \d+ \(host \S+, pid \d+\)", errors)
     if fault.ranks > 1 and fault.kind != "launcher killed" and not told:
         raise Wrong("no line names the rank")
 
