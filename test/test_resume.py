@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -360,3 +361,21 @@ def test_the_program_takes_no_more_memory_than_is_printed(binary, tmp_path, sett
         plans.append(json.loads((tmp_path / name / "summary.json").read_text())["memory_bytes"])
     assert plans[1] > 250e6
     assert 0.8 < (peaks[1] - peaks[0]) / (plans[1] - plans[0]) < 1.03
+
+
+def test_a_stop_signal_reaches_no_thread_that_multiplies_matrices_but_the_first(
+    binary, tmp_path, monkeypatch
+):
+    """There oneDNN's stack pointer may be in the heap (train/training/stop_signal.cpp)."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    process = start_held(binary, tmp_path / "run", train__steps=100_000)
+    wait_for_steps(tmp_path / "run", 2, process)
+    blocked = []
+    for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
+        mask = re.search(r"SigBlk:\s*(\w+)", status.read_text())
+        blocked.append(int(mask[1], 16))
+    process.kill()
+    process.communicate()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    stops = sum(1 << (number - 1) for number in numbers)
+    assert blocked.count(stops) == 2, blocked
