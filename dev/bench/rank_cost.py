@@ -23,9 +23,9 @@ SMALL = ["model.width=64", "model.layers=2", "model.heads=2", "data.seq_len=128"
 MIDDLE = ["model.width=384", "model.layers=6", "model.heads=6", "data.seq_len=256", "model.vocab=256"]
 LARGE = ["model.width=768", "model.layers=6", "model.heads=12", "data.seq_len=256", "model.vocab=8192"]
 MODELS = {
-    "2 layers, width 64, T = 128": (SMALL, 32, 40),
+    "2 layers, width 64, T = 128": (SMALL, 32, 60),
     "6 layers, width 384, T = 256": (MIDDLE, 16, 8),
-    "6 layers, width 768, T = 256, V = 8192": (LARGE, 8, 6),
+    "6 layers, width 768, T = 256, V = 8192": (LARGE, 8, 4),
 }
 
 
@@ -119,7 +119,7 @@ def paid_by_one(before, rounds):
                 programs = [(before, "before"), (PROGRAM, "now")]
                 taken = {}
                 for program, label in programs if number % 2 else reversed(programs):
-                    taken[label] = cpu_seconds(program, f"{folder}/{label}", settings, batch, 4 * steps)
+                    taken[label] = cpu_seconds(program, f"{folder}/{label}", settings, batch, steps)
                 ratios.append(taken["now"] / taken["before"])
         rows.append(f"| {name} | {statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f} |")
         print(rows[-1], flush=True)

@@ -1,5 +1,4 @@
 #include <omp.h>
-#include <oneapi/dnnl/dnnl_version.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,6 +6,7 @@
 #include <fstream>
 #include <new>
 
+#include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/host_memory.h"
 
@@ -25,16 +25,6 @@ std::string processor_name() {
   return "unknown processor";
 }
 
-const char* vector_unit() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    return "AVX-512";
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
-#endif
-  return "baseline SIMD";
-}
-
 void* aligned_memory(std::size_t bytes) {
   constexpr std::size_t alignment = 256;
   void* memory = std::aligned_alloc(
@@ -49,9 +39,7 @@ CpuDevice::CpuDevice() : workspace_(*this, aligned_memory, std::free) {
   info_.name = "cpu";
   info_.chunk_elements = chunk_elements;
   info_.description = processor_name() + ", " + std::to_string(threads) +
-                      (threads == 1 ? " thread, " : " threads, ") + vector_unit() + ", oneDNN " +
-                      std::to_string(DNNL_VERSION_MAJOR) + "." + std::to_string(DNNL_VERSION_MINOR) + "." +
-                      std::to_string(DNNL_VERSION_PATCH);
+                      (threads == 1 ? " thread, " : " threads, ") + cpu_arithmetic();
 }
 
 std::size_t CpuDevice::available_memory() const { return goat::available_memory(); }

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "data/data_error.h"
+#include "kernels/cpu/arithmetic.h"
 #include "train/commands/run_config.h"
 #include "train/commands/version.h"
 #include "train/ranks/local_launcher.h"
@@ -89,6 +90,7 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   return meet_ranks(launch,
                     {{"program", build_text()},
                      {"device", device.info().name},
+                     {"arithmetic", cpu_arithmetic()},
                      {"run folder", folder.string()},
                      {"start", start + (options.allow_changed_data ? " --allow-changed-data" : "")},
                      {"config", to_toml(config)}},

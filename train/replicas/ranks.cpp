@@ -122,7 +122,6 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
   SharedExchangeSetup setup;
   setup.nonce = nonce_of_rank_0(group);
   *agreed = setup.nonce;
-  group.gather("that all ranks know the shared memory's name", "");  // before there is any
   setup.name = segment_name(setup.nonce);
   setup.rank = group.rank();
   setup.size = group.size();

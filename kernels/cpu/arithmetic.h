@@ -1,0 +1,12 @@
+// What, beside the program itself, decides on the results of the cpu device.
+#pragma once
+
+#include <string>
+
+namespace goat {
+
+// The vector instructions that the kernels use here, and the library of the matrix products as it is loaded:
+// "AVX-512, oneDNN 2.6.3".
+std::string cpu_arithmetic();
+
+}  // namespace goat
