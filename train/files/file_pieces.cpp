@@ -12,16 +12,13 @@
 #include <thread>
 #include <utility>
 
+#include "train/files/files.h"
+
 namespace goat {
 
 namespace fs = std::filesystem;
 
 namespace {
-std::runtime_error failure(const char* what, const fs::path& path) {
-  return std::runtime_error(std::string("cannot ") + what + " " + path.string() + ": " +
-                            std::strerror(errno));
-}
-
 void look_again(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file >= 0) ::close(file);
@@ -41,12 +38,12 @@ bool await_file(const fs::path& path, const std::function<bool()>& seen) {
 
 void create_file(const fs::path& path, std::uint64_t bytes) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (file < 0) throw failure("create", path);
+  if (file < 0) throw file_error("create", path);
   const bool sized = ::ftruncate(file, static_cast<off_t>(bytes)) == 0;
   const int reason = errno;
   const bool closed = ::close(file) == 0;
   if (!sized) errno = reason;
-  if (!sized || !closed) throw failure("write", path);
+  if (!sized || !closed) throw file_error("write", path);
 }
 
 PieceWriter::PieceWriter(const fs::path& path) : path_(path) {
@@ -57,7 +54,7 @@ PieceWriter::PieceWriter(const fs::path& path) : path_(path) {
     return file_ >= 0 || (reason != ENOENT && reason != ESTALE);
   });
   errno = reason;
-  if (file_ < 0) throw failure("write", path_);
+  if (file_ < 0) throw file_error("write", path_);
 }
 
 PieceWriter::~PieceWriter() {
@@ -76,7 +73,7 @@ void PieceWriter::write(std::uint64_t offset, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) throw failure("write", path_);
+    if (written <= 0) throw file_error("write", path_);
     bytes.remove_prefix(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }
@@ -89,21 +86,21 @@ void PieceWriter::finish_piece() {
 
 std::vector<FilePiece> PieceWriter::commit() {
   finish_piece();
-  if (::fsync(file_) != 0 || ::close(std::exchange(file_, -1)) != 0) throw failure("write", path_);
+  if (::fsync(file_) != 0 || ::close(std::exchange(file_, -1)) != 0) throw file_error("write", path_);
   return std::move(pieces_);
 }
 
 std::string checksum_of_range(const fs::path& path, std::uint64_t offset, std::uint64_t bytes) {
   std::ifstream file(path, std::ios::binary);
   file.seekg(static_cast<std::streamoff>(offset));
-  if (!file) throw failure("read", path);
+  if (!file) throw file_error("read", path);
   Checksum checksum;
   std::vector<char> buffer(1 << 20);
   while (bytes > 0) {
     const std::uint64_t count = std::min<std::uint64_t>(bytes, buffer.size());
     if (!file.read(buffer.data(), static_cast<std::streamsize>(count))) {
       if (file.eof()) throw std::runtime_error("cannot read " + path.string() + ": it was cut short");
-      throw failure("read", path);
+      throw file_error("read", path);
     }
     checksum.add(buffer.data(), count);
     bytes -= count;

@@ -18,12 +18,12 @@ namespace goat {
 
 namespace fs = std::filesystem;
 
-namespace {
-std::runtime_error failure(const char* what, const fs::path& path) {
+std::runtime_error file_error(const char* what, const fs::path& path) {
   return std::runtime_error(std::string("cannot ") + what + " " + path.string() + ": " +
                             std::strerror(errno));
 }
 
+namespace {
 // Writes all bytes. Returns false, with errno set, if it cannot.
 bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -66,7 +66,7 @@ Target target_of(const fs::path& path) {
   for (int links = 0; !target.descriptor && fs::is_symlink(fs::symlink_status(target.path)); ++links) {
     if (links == most_links) {
       errno = ELOOP;
-      throw failure("write", path);
+      throw file_error("write", path);
     }
     target.path = target.path.parent_path() / fs::read_symlink(target.path);
     target.descriptor = descriptor_named_by(target.path);
@@ -115,14 +115,14 @@ FileWriter::FileWriter(const fs::path& path) : path_(path) {
   if (!target.written_through()) {
     path_ = target.path;
     const bool replaces = target.type == fs::file_type::regular;
-    if (replaces && ::access(path_.c_str(), W_OK) != 0) throw failure("write", path);
+    if (replaces && ::access(path_.c_str(), W_OK) != 0) throw file_error("write", path);
     create_partial(replaces ? target.mode : 0);
     return;
   }
   std::fflush(stdout);  // keeps the order if both write to the same place
   file_ = target.descriptor ? ::fcntl(*target.descriptor, F_DUPFD_CLOEXEC, 3)
                             : ::open(target.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
-  if (file_ < 0) throw failure("write", path);
+  if (file_ < 0) throw file_error("write", path);
 }
 
 // Creates the temporary file. mode 0: the default mode of a new file.
@@ -133,7 +133,7 @@ void FileWriter::create_partial(mode_t mode) {
     temporary_ = stem + (number > 0 ? "." + std::to_string(number) : "") + ".partial";
     // O_EXCL: does not follow a link.
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file_ < 0 && (errno != EEXIST || number == most_tries)) throw failure("create", temporary_);
+    if (file_ < 0 && (errno != EEXIST || number == most_tries)) throw file_error("create", temporary_);
   }
   if (mode != 0) ::fchmod(file_, mode);
 }
@@ -145,16 +145,16 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(std::string_view bytes) {
-  if (!write_all(file_, bytes) && !(temporary_.empty() && errno == EPIPE)) throw failure("write", path_);
+  if (!write_all(file_, bytes) && !(temporary_.empty() && errno == EPIPE)) throw file_error("write", path_);
 }
 
 void FileWriter::commit() {
   if (temporary_.empty()) {
-    if (::close(std::exchange(file_, -1)) != 0) throw failure("write", path_);
+    if (::close(std::exchange(file_, -1)) != 0) throw file_error("write", path_);
     return;
   }
   if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0)
-    throw failure("write", path_);
+    throw file_error("write", path_);
   ::close(std::exchange(file_, -1));
   sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
@@ -170,7 +170,7 @@ std::string read_small_file(const fs::path& path) {
   std::error_code error;
   const std::uintmax_t size = fs::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
-  if (error || !file) throw failure("read", path);
+  if (error || !file) throw file_error("read", path);
   if (size > limit)
     throw std::runtime_error("cannot read " + path.string() + ": " + std::to_string(size) +
                              " bytes are more than such a file has");
@@ -191,9 +191,9 @@ void sync_folder(const fs::path& folder) {
 LineLog::LineLog(const fs::path& path, std::uint64_t keep_bytes)
     : path_(path), size_(static_cast<long long>(keep_bytes)) {
   file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (file_ < 0) throw failure("create", path);
+  if (file_ < 0) throw file_error("create", path);
   if (::ftruncate(file_, size_) != 0) {
-    const std::runtime_error error = failure("write", path);
+    const std::runtime_error error = file_error("write", path);
     ::close(file_);
     throw error;
   }

@@ -5,10 +5,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace goat {
+
+// "cannot open /run/model.safetensors: No space left on device", by errno.
+std::runtime_error file_error(const char* what, const std::filesystem::path& path);
 
 // Writes a file under a temporary name beside it, NAME.PID.partial. commit() renames it, so that it appears
 // complete, even after a power failure, with the permissions of the file that it replaces. Without commit()
