@@ -315,9 +315,11 @@ half checkpoint was left, every step's loss and gradient norm was that of the un
 
 {table(times)}
 
-`{words}`, {version()}; {machine()}, load {os.getloadavg()[2]:.0f} on average, at low priority. A rank that
-ends before it has met the others is noticed by the launcher alone, which gives these 5 s to end by
-themselves.
+A rank that ends before it has met the others is noticed by the launcher alone, which gives these 5 s to end
+by themselves; where it is stopped then, they wait for `start_timeout` ({START} s, rank 0: 5 s more).
+
+`{words}`, {version()};
+{machine()}, load {os.getloadavg()[2]:.0f} on average, at low priority
 """
     )
 

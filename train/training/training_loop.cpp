@@ -157,11 +157,13 @@ void TrainingLoop::save(bool training_goes_on) {
   } catch (const RunFailed&) {
     throw;
   } catch (const DeviceLost& error) {
+    fail_if_alone(error, error.what(), 1);
     not_saved("the GPU was lost", false);
     if (training_goes_on) throw;
     if (log_) log_->warn(error.what());
     return;
   } catch (const std::exception& error) {
+    fail_if_alone(error, error.what(), 1);
     return not_saved(error.what(), training_goes_on);
   }
   newest_ = checkpoint_;
