@@ -147,7 +147,6 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
 
 // An error that this rank has alone ends the others, which wait for it; one that all have ends them in order.
 int train(const TrainOptions& options, Device& device, const std::string& why) {
-  start_compute_threads();
   const Config asked = config_to_complete(options, started_as_first() ? print_note : no_notes);
   Ranks ranks = meet_ranks_of_run(asked, options, run_folder(options), device);
   try {

@@ -1,4 +1,4 @@
-// OpenMP's threads: how long they spin before they sleep, and that no signal interrupts them.
+// How long OpenMP's threads spin before they sleep.
 #pragma once
 
 namespace goat {
@@ -11,9 +11,5 @@ namespace goat {
 // set GOMP_SPINCOUNT or OMP_WAIT_POLICY, or if the restart fails. Call it first in main.
 // dev/results/cpu_speed.md has the measurements.
 void limit_spinning(char** argv);
-
-// Starts the threads of the calling thread's parallel regions, so that none of them ever runs a handler of a
-// signal: oneDNN's matrix products have no stack that it could use (train/training/stop_signal.cpp).
-void start_compute_threads();
 
 }  // namespace goat

@@ -6,9 +6,7 @@
 
 namespace goat {
 
-// Called by the thread that trains. The threads that compute with it must not take signals
-// (start_compute_threads).
-void watch_stop_signals();
-int stop_signal();  // the signal received so far, 0 for none
+void watch_stop_signals();  // to be called by the thread that computes, while no other one does
+int stop_signal();          // the signal received so far, 0 for none
 
 }  // namespace goat
