@@ -73,6 +73,8 @@ void remove_if_left_over(const std::string& name) {
 }
 }  // namespace
 
+void SharedSegment::remove(const std::string& name) noexcept { shm_unlink(("/" + name).c_str()); }
+
 void SharedSegment::remove_left_over(const std::string& prefix) noexcept {
   try {
     for (const std::string& name : names_with_digits(prefix)) remove_if_left_over(name);

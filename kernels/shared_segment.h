@@ -16,6 +16,8 @@ class SharedSegment {
   // The segment of that name as it stands, or nullopt if there is none or it has no memory yet.
   static std::optional<SharedSegment> open(const std::string& name);
 
+  // Removes a name (without '/'), whoever has created it; nothing if there is none.
+  static void remove(const std::string& name) noexcept;
   // Removes the names in /dev/shm, `prefix` (without '/') and digits, that this user's killed processes have
   // left. Spares those whose creator lives, and those younger than a minute, whose creator may not hold its
   // lock yet.

@@ -7,10 +7,12 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "data/checksum.h"
 #include "data/shard.h"
 #include "data/token_source.h"
 #include "test/catch.h"
@@ -24,6 +26,14 @@ inline void write_bytes(const std::string& path, const void* bytes, std::size_t 
   std::ofstream file(path, std::ios::binary);
   file.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
   REQUIRE(file.good());
+}
+
+inline std::string sha256_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  Sha256 digest;
+  digest.add(bytes.data(), bytes.size());
+  return digest.finish();
 }
 
 inline Header header_of(std::int64_t tokens, const Shard::Format& format = Shard::uint16_tokens) {

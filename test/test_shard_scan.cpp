@@ -32,14 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace test;
 
-std::string sha256_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  Sha256 digest;
-  digest.add(bytes.data(), bytes.size());
-  return digest.finish();
-}
-
 // The working folder of the process, while it lives.
 class WorkingFolder {
  public:

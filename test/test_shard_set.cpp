@@ -23,14 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace test;
 
-std::string sha256_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  Sha256 digest;
-  digest.add(bytes.data(), bytes.size());
-  return digest.finish();
-}
-
 // meta.json as prepare.py writes it, with the given entry of a shard.
 std::string meta_text(const std::string& file, const std::string& sha256,
                       const std::string& tokenizer = "bytes", const std::string& vocab = "1000") {

@@ -7,6 +7,7 @@
 #include "catch.h"
 #include "kernels/open/open_device.h"
 #include "operand.h"
+#include "test/three_units.h"
 #include "train/memory/parameters.h"
 #include "train/memory/sharding.h"
 
@@ -29,23 +30,12 @@ using goat::StoredTensor;
 
 using Kind = ParameterSet::Kind;
 
-// A matrix of which only some rows are stored, and others in two units.
-void declare(ParameterSet& parameters) {
-  const Parameter& packed = parameters.declare_packed("packed", {3, 100, 300}, ParameterRole::matrix);
-  parameters.store(packed, "rows", {3 * 60, 300}, packed.value.slice(1, 0, 60), 0, {.std = 1});
-  parameters.begin_unit();
-  parameters.declare("second", {333, 211}, ParameterRole::matrix, {.std = 1});
-  parameters.declare("bias", {77}, ParameterRole::bias, {.constant = 3});
-  parameters.begin_unit();
-  parameters.declare("norm", {5}, ParameterRole::vector, {.std = 2});
-}
-
 struct Rank {
   ParameterSet parameters;
   MemoryPlan memory;
 
   Rank(goat::Device& device, DType dtype, const Sharding& sharding) : parameters(dtype) {
-    declare(parameters);
+    goat::test::declare_three_units(parameters);
     parameters.plan(memory, true, sharding);
     memory.allocate(device);
     parameters.bind();

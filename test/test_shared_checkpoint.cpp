@@ -14,6 +14,7 @@
 #include "test/failing_device.h"
 #include "test/rank_threads.h"
 #include "test/temporary_folder.h"
+#include "test/three_units.h"
 #include "train/files/files.h"
 #include "train/run/checkpoint.h"
 #include "train/run/newest_checkpoint.h"
@@ -30,20 +31,14 @@ namespace {
 constexpr std::array kinds = {ParameterSet::Kind::value, ParameterSet::Kind::m, ParameterSet::Kind::v};
 constexpr std::array tensor_files = {"model.safetensors", "optimizer.safetensors"};
 
-// A rank's share of a small model, large enough that each of 4 ranks has pieces of it.
+// A rank's share of a small model.
 struct Share {
   FailingDevice device;
   ParameterSet parameters;
   MemoryPlan memory;
 
   Share(DType dtype, int rank, int ranks, std::int64_t bucket = 70'000) : parameters(dtype) {
-    const Parameter& packed = parameters.declare_packed("packed", {3, 100, 300}, ParameterRole::matrix);
-    parameters.store(packed, "rows", {3 * 60, 300}, packed.value.slice(1, 0, 60), 0, {.std = 1});
-    parameters.begin_unit();
-    parameters.declare("second", {333, 211}, ParameterRole::matrix, {.std = 1});
-    parameters.declare("bias", {77}, ParameterRole::bias, {.constant = 3});
-    parameters.begin_unit();
-    parameters.declare("norm", {5}, ParameterRole::vector, {.std = 2});
+    goat::test::declare_three_units(parameters);
     parameters.plan(memory, true, {rank, ranks, bucket});
     memory.allocate(device);
     parameters.bind();

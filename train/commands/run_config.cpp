@@ -60,19 +60,17 @@ Config config_to_complete(const TrainOptions& options, const ConfigNotes& note) 
 
 MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& options, const Device& device,
                                  Ranks& ranks) {
-  Choices before;
-  std::istringstream(on_rank_0(*ranks.group, "the choices of the run so far",
-                               [&] {
-                                 const Choices own = choices_before(options);
-                                 return std::to_string(own.micro_batch) + " " + std::to_string(own.leaves);
-                               })) >>
-      before.micro_batch >> before.leaves;
   const std::size_t bytes = smallest_share(device, *ranks.group);
-  try {
-    return completed(config, before, device, bytes, ranks.size());
-  } catch (const ConfigError& error) {  // all ranks have met it
-    throw OnAllRanks<ConfigError>(error.what());
-  }
+  MicroBatchChoice choice{config, ""};
+  std::int64_t &leaves = choice.config.distributed.leaves, &micro_batch = choice.config.train.micro_batch;
+  std::istringstream chosen(on_rank_0(*ranks.group, "leaves and micro-batch", [&] {
+    const MicroBatchChoice own = completed(config, choices_before(options), device, bytes, ranks.size());
+    return std::to_string(own.config.distributed.leaves) + " " +
+           std::to_string(own.config.train.micro_batch) + " " + own.origin;
+  }));
+  chosen >> leaves >> micro_batch >> std::ws;
+  std::getline(chosen, choice.origin);
+  return choice;
 }
 
 void require_config_for_ranks(const TrainOptions& options) {

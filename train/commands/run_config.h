@@ -18,8 +18,8 @@ Config chosen_config(const TrainOptions& options, const ConfigNotes& note);
 // The same, where a run that goes on by its own config may choose its micro-batch and leaves again.
 Config config_to_complete(const TrainOptions& options, const ConfigNotes& note);
 
-// `config` with the micro-batch and the leaves of a run by these ranks, the same on all of them. A run that
-// goes on keeps its micro-batch while it fits, and its leaves while the ranks can share them.
+// `config` with the micro-batch and the leaves of a run by these ranks, which rank 0 chooses. A run that goes
+// on keeps its micro-batch while it fits, and its leaves while the ranks can share them.
 MicroBatchChoice config_of_ranks(const Config& config, const TrainOptions& options, const Device& device,
                                  Ranks& ranks);
 

@@ -83,7 +83,7 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
     const int speaker = failure.rank == 0 ? 1 : 0;  // rank 0 may be gone
     const bool wrong_command = failure.code == 2;   // which no --resume would change
     const std::string advice = rank == speaker && !wrong_command ? advice_after_failure(folder) + "\n" : "";
-    if (::write(STDERR_FILENO, advice.data(), advice.size()) < 0) ::_exit(failure.code);
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, advice.data(), advice.size());
     ::_exit(failure.code);
   };
   const std::string start = options.resume ? "--resume" : options.overwrite ? "--overwrite" : "a new run";

@@ -109,7 +109,7 @@ void RankGroup::lost(int lost, const std::string& what) {
 
 void RankGroup::finish() {
   if (watchdog_)
-    watchdog_->gather("the end of the run", "", std::chrono::hours(24), true);
+    watchdog_->gather("the end of the run", "", no_limit, true);
   else
     posts_->close(std::nullopt);
 }

@@ -61,6 +61,8 @@ class RankGroup {
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
+  static constexpr std::chrono::hours no_limit{24};  // of a gather: only the phase's limits count
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   const std::vector<Peer>& peers() const { return peers_; }
@@ -69,7 +71,7 @@ class RankGroup {
   // does not come within `limit` ends the run, as does one that lets all wait for longer than the phase
   // allows (RankLimits). At most most_gathered bytes together.
   std::vector<std::string> gather(std::string_view what, std::string_view bytes,
-                                  std::chrono::milliseconds limit = std::chrono::hours(24));
+                                  std::chrono::milliseconds limit = no_limit);
 
   // A vote: empty if no rank objects, else the objections with their ranks. The same text on all ranks.
   std::string agree(std::string_view what, std::string_view objection);

@@ -1,7 +1,6 @@
 #include "train/replicas/on_all_ranks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 
@@ -43,10 +42,8 @@ Ended ending_of(const std::string& outcome) { return static_cast<Ended>(outcome.
   throw OnAllRanks<std::runtime_error>(text);
 }
 
-// Every rank's text, of any length: a single exchange has a limit. How long one may take is for the run's
-// phase to say.
+// Every rank's text, of any length: a single exchange has a limit.
 std::vector<std::string> gather_long(RankGroup& group, std::string_view what, std::string_view text) {
-  constexpr std::chrono::hours limit{24};
   const auto ranks = static_cast<std::size_t>(group.size());
   const std::size_t most = std::min<std::size_t>(1 << 20, most_gathered / ranks - 1);
   std::vector<std::string> texts(ranks);
@@ -54,8 +51,7 @@ std::vector<std::string> gather_long(RankGroup& group, std::string_view what, st
     const std::string_view part = text.substr(0, most);
     text.remove_prefix(part.size());
     more = false;
-    const std::vector<std::string> parts =
-        group.gather(what, (text.empty() ? "." : "+") + std::string(part), limit);
+    const std::vector<std::string> parts = group.gather(what, (text.empty() ? "." : "+") + std::string(part));
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       texts[rank] += std::string_view(parts[rank]).substr(1);
       more = more || parts[rank].starts_with('+');

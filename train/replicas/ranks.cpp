@@ -1,7 +1,6 @@
 #include "train/replicas/ranks.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -82,7 +81,7 @@ std::string segment_name(std::uint64_t nonce) { return std::string(segment_prefi
 std::function<void(const Failure&)> with_name_removed(std::function<void(const Failure&)> on_failure,
                                                       const Nonce& nonce) {
   return [on_failure = std::move(on_failure), nonce](const Failure& failure) {
-    if (const std::uint64_t number = *nonce) ::shm_unlink(("/" + segment_name(number)).c_str());
+    if (const std::uint64_t number = *nonce) SharedSegment::remove(segment_name(number));
     on_failure ? on_failure(failure) : ::_exit(failure.code);
   };
 }
