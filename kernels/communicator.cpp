@@ -41,10 +41,7 @@ class SingleRank final : public Communicator {
   void broadcast(Device&, void* memory, std::size_t bytes, int root) override {
     check_broadcast(memory, bytes, root, 1);
   }
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override {
-    return {std::vector<std::byte>(own.begin(), own.end())};
-  }
-  void barrier() override {}
+  std::uint64_t completed() const override { return 0; }
 };
 
 class UnconnectedRank final : public Communicator {
@@ -61,11 +58,10 @@ class UnconnectedRank final : public Communicator {
   void broadcast(Device&, void* memory, std::size_t bytes, int root) override {
     check_broadcast(memory, bytes, root, size_);
   }
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override {
-    return std::vector<std::vector<std::byte>>(static_cast<std::size_t>(size_),
-                                               std::vector<std::byte>(own.begin(), own.end()));
+  void reduce_scatter(Device&, void* receive, const void* send, std::size_t elements, DType dtype) override {
+    check_reduce_scatter(receive, send, elements, dtype, size_);
   }
-  void barrier() override {}
+  std::uint64_t completed() const override { return 0; }
 
  private:
   const int rank_, size_;
@@ -91,10 +87,25 @@ void check_all_gather(const void* receive, const void* send, std::size_t bytes, 
     refuse(call, "the memory to send overlaps that which receives, and is not this rank's part of it");
 }
 
+void check_reduce_scatter(const void* receive, const void* send, std::size_t elements, DType dtype,
+                          int size) {
+  const char* call = "reduce_scatter";
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    refuse(call, std::string("numbers of ") + name_of(dtype) + ": f32 or bf16 are expected");
+  const std::size_t bytes = elements * size_of(dtype), all = bytes_of_all(call, bytes, size);
+  require_memory(call, "receive", receive, bytes);
+  require_memory(call, "send", send, all);
+  if (overlap(receive, bytes, send, all)) refuse(call, "the memory to send overlaps that which receives");
+}
+
 void check_broadcast(const void* memory, std::size_t bytes, int root, int size) {
   require_memory("broadcast", "memory", memory, bytes);
   if (root < 0 || root >= size)
     refuse("broadcast", "root " + std::to_string(root) + " is not a rank: there are " + std::to_string(size));
+}
+
+void Communicator::reduce_scatter(Device&, void*, const void*, std::size_t, DType) {
+  throw std::logic_error("reduce_scatter: this communicator has no library that adds");
 }
 
 std::unique_ptr<Communicator> single_rank() { return std::make_unique<SingleRank>(); }

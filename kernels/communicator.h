@@ -1,13 +1,13 @@
-// Communicator: moves bytes between the ranks of a run. It adds nothing up: what is summed over ranks is
-// gathered first and added by an operation (SumParts), so that the bits do not depend on how bytes travel.
+// Communicator: moves bytes between the ranks of a run. It adds nothing up, apart from reduce_scatter(): what
+// is summed over ranks is gathered first and added by an operation (SumParts), so that the bits do not depend
+// on how bytes travel.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <span>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "kernels/device.h"
 
@@ -25,7 +25,8 @@ struct RankLost : std::runtime_error {
 //
 // Device memory: a call reads and writes in the order of the device's stream: it sees what was enqueued
 // before, and what is enqueued afterwards sees its results. The host may have to wait for the stream. Memory
-// may begin at any address; with 0 bytes it may be nullptr. A call cannot be recorded (Device::capture).
+// may begin at any address; with 0 bytes it may be nullptr. A call can be recorded (Device::capture) where
+// can_capture() says so.
 //
 // Errors:
 // * RankLost, at most the time limit after this rank began to wait for the lost one, and much earlier if its
@@ -52,11 +53,18 @@ class Communicator {
   // `memory` of all ranks becomes that of rank `root`.
   virtual void broadcast(Device& device, void* memory, std::size_t bytes, int root) = 0;
 
-  // Bytes of the host: those of all ranks, which may be of different lengths.
-  virtual std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) = 0;
+  // receive[i] = the sum over all ranks of element i of part rank() of their `send`, which holds size() parts
+  // of `elements` numbers each, f32 or bf16. A library adds them, in an order of its own and in the dtype of
+  // the numbers. They do not overlap. Throws std::logic_error where there is no such library.
+  virtual void reduce_scatter(Device& device, void* receive, const void* send, std::size_t elements,
+                              DType dtype);
 
-  // Returns when all ranks have made this call. It does not wait for their devices.
-  virtual void barrier() = 0;
+  virtual bool can_capture() const { return false; }
+
+  // What any thread may ask at any time, without waiting: the number of this rank's calls whose work is
+  // complete, and an error that shows beside the calls (empty: none).
+  virtual std::uint64_t completed() const = 0;
+  virtual std::string trouble() const { return {}; }
 };
 
 // The communicator of a run with one rank. It copies only from one memory to another.
@@ -69,6 +77,7 @@ std::unique_ptr<Communicator> unconnected_rank(int rank, int size);
 // Throw std::invalid_argument if the memory of the call of one rank is not as stated above.
 void check_all_to_all(const void* receive, const void* send, std::size_t bytes, int size);
 void check_all_gather(const void* receive, const void* send, std::size_t bytes, int rank, int size);
+void check_reduce_scatter(const void* receive, const void* send, std::size_t elements, DType dtype, int size);
 void check_broadcast(const void* memory, std::size_t bytes, int root, int size);
 
 }  // namespace goat

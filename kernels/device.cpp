@@ -24,6 +24,10 @@ double Device::seconds_between(const DeviceEvent& first, const DeviceEvent& last
   return std::chrono::duration<double>(last.time_ - first.time_).count();
 }
 
+std::unique_ptr<Device> Device::open_stream() {
+  throw std::logic_error("open_stream: this device has one stream");
+}
+
 std::unique_ptr<DeviceGraph> Device::capture(const std::function<void()>&) {
   throw std::logic_error("device " + info().name + " cannot record its work");
 }

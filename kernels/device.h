@@ -85,6 +85,14 @@ class Device {
   virtual void wait(DeviceEvent&) {}
   virtual double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const;
 
+  // Another stream of this device, as a device of its own: it has the same memory, temporary memory of its
+  // own, and what is enqueued on it runs beside the work of this one; where both have work, its own goes
+  // first. This device must outlive it. Throws std::logic_error where there is no other stream.
+  virtual std::unique_ptr<Device> open_stream();
+  // What is enqueued from now on begins after the event's latest record(), on whichever stream that was. The
+  // host does not wait.
+  virtual void follow(DeviceEvent&) {}
+
   // Records what `work` enqueues, without running it. `work` may run operations, copy() and set_zero(); what
   // needs the host (upload, download, synchronize, allocate, record) throws std::logic_error. The recorded
   // work keeps the operands of its operations; the memory that they point to must stay allocated.

@@ -244,6 +244,7 @@ void SharedExchange::run(const Call& call, std::size_t chunk, const Fill& fill, 
     }
     first += chunk;
   } while (first < longest);
+  completed_ = calls_;
 }
 
 // Posts this round and waits until all others have.

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/communicator.h"
 #include "kernels/process_identity.h"
@@ -50,8 +52,12 @@ class SharedExchange final : public Communicator {
   void all_to_all(Device& device, void* receive, const void* send, std::size_t bytes) override;
   void all_gather(Device& device, void* receive, const void* send, std::size_t bytes) override;
   void broadcast(Device& device, void* memory, std::size_t bytes, int root) override;
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override;
-  void barrier() override;
+  std::uint64_t completed() const override { return completed_; }
+
+  // Bytes of the host: those of all ranks, which may be of different lengths.
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own);
+  // Returns when all ranks have made this call. It does not wait for their devices.
+  void barrier();
 
  private:
   enum class Kind : std::uint32_t { all_to_all, all_gather, broadcast, gather, barrier };
@@ -99,6 +105,7 @@ class SharedExchange final : public Communicator {
   SharedSegment segment_;
   std::uint32_t round_;
   std::uint64_t calls_ = 0;
+  std::atomic<std::uint64_t> completed_ = 0;
   std::vector<std::uint64_t> bytes_;  // of each rank, in this call
   std::exception_ptr failure_;
 };

@@ -152,7 +152,7 @@ TEST_CASE("lost ranks: what is stopped as a whole and goes on accuses nobody") {
 
 TEST_CASE("lost ranks: different calls are an error on all ranks, which names both") {
   if (is_left_out()) return;
-  using Call = std::function<void(Communicator&, Device&)>;
+  using Call = std::function<void(SharedExchange&, Device&)>;
   static std::byte memory[256];
   const Call gather8 = [](auto& ranks, auto& device) { ranks.all_gather(device, memory, memory + 128, 8); };
   const std::vector<std::pair<Call, std::string>> others = {

@@ -202,17 +202,30 @@ TEST_CASE("rank group: progress, or a phase that may take long, holds the judgem
 
 TEST_CASE("rank group: trouble that shows only when asked for ends all") {
   const bool thrown = GENERATE(false, true);
-  const auto meetings = run_ranks(ranks_of(2), [&](RankGroup& group) {
+  std::vector<RankSetup> setups = ranks_of(2);
+  for (RankSetup& setup : setups) setup.options.verdict_time = 50ms;
+  const auto meetings = run_ranks(setups, [&](RankGroup& group) {
     if (group.rank() == 1)
       group.watch([thrown]() -> std::string {
         if (thrown) throw std::runtime_error("NCCL: remote error");
         return "NCCL: remote error";
       });
     group.gather("step", "");
-    std::this_thread::sleep_for(300ms);
+    std::this_thread::sleep_for(800ms);
     group.gather("step", "");
   });
   check_failed(meetings, 1, 1, {"rank 1 (host ", "NCCL: remote error"});
+}
+
+TEST_CASE("rank group: trouble of one rank leaves time for the rank that is its cause") {
+  const auto meetings = run_ranks(ranks_of(2), [&](RankGroup& group) {
+    if (group.rank() == 1) group.watch([] { return std::string("NCCL: remote error"); });
+    group.gather("step", "");
+    std::this_thread::sleep_for(500ms);
+    if (group.rank() == 0) group.fail("out of memory", 1);
+    group.gather("step", "");
+  });
+  check_failed(meetings, 0, 1, {"rank 0 (host ", "out of memory"});
 }
 
 TEST_CASE("rank group: ranks may leave at different times after the orderly end") {

@@ -19,6 +19,7 @@ class CpuDevice : public Device {
   void download(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}
+  std::unique_ptr<Device> open_stream() override { return std::make_unique<CpuDevice>(); }
 
   // Depends also on the number of OpenMP threads at the time of the call. What oneDNN allocates for a matrix
   // product does not count.

@@ -19,6 +19,7 @@ namespace goat::GOAT_TARGET {
 class CudaDevice : public Device {
  public:
   CudaDevice();
+  explicit CudaDevice(const CudaDevice* first);  // another stream of it: Device::open_stream
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
   ~CudaDevice() override;
@@ -40,6 +41,9 @@ class CudaDevice : public Device {
   void record(DeviceEvent& event) override;
   void wait(DeviceEvent& event) override;
   double seconds_between(const DeviceEvent& first, const DeviceEvent& last) const override;
+  std::unique_ptr<Device> open_stream() override;
+  void follow(DeviceEvent& event) override;
+  Stream stream() const { return stream_; }
   bool completes_at_once() const override { return false; }
   bool can_capture() const override { return true; }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override;

@@ -55,6 +55,16 @@ CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release
   gemm_ = std::make_unique<Gemm>(stream_);
 }
 
+CudaDevice::CudaDevice(const CudaDevice* first)
+    : info_(first->info_),
+      stream_(runtime::create_stream(runtime::Priority::urgent)),
+      gemm_(std::make_unique<Gemm>(stream_)),
+      multiprocessors_(first->multiprocessors_),
+      family_(first->family_),
+      workspace_(*this, runtime::allocate, runtime::release) {}
+
+std::unique_ptr<Device> CudaDevice::open_stream() { return std::make_unique<CudaDevice>(this); }
+
 CudaDevice::~CudaDevice() {
   gemm_.reset();
   runtime::destroy_stream(stream_);
@@ -107,6 +117,10 @@ void CudaDevice::record(DeviceEvent& event) {
 void CudaDevice::wait(DeviceEvent& event) {
   refuse_in_capture("wait");
   runtime::wait(event_of(event));
+}
+void CudaDevice::follow(DeviceEvent& event) {
+  refuse_in_capture("follow");
+  runtime::stream_wait(stream_, event_of(event));
 }
 double CudaDevice::seconds_between(const DeviceEvent& first, const DeviceEvent& last) const {
   return runtime::seconds_between(event_of(first), event_of(last));

@@ -86,9 +86,12 @@ Hardware hardware() {
       gpu.multiProcessorCount, gpu.sharedMemPerBlockOptin};
 }
 
-Stream create_stream() {
+Stream create_stream(Priority priority) {
+  int least = 0, greatest = 0;  // the greatest priority has the smallest number
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   Stream stream{};
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                          priority == Priority::urgent ? greatest : least));
   return stream;
 }
 
@@ -157,6 +160,15 @@ Event create_event() {
 void destroy_event(Event event) noexcept { cudaEventDestroy(event); }
 void record(Event event, Stream stream) { check_cuda(cudaEventRecord(event, stream)); }
 void wait(Event event) { check_cuda(cudaEventSynchronize(event)); }
+bool is_complete(Event event) {
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check_cuda(status);
+  return true;
+}
 void stream_wait(Stream stream, Event event) { check_cuda(cudaStreamWaitEvent(stream, event)); }
 
 double seconds_between(Event first, Event last) {

@@ -16,7 +16,9 @@ struct Hardware {
 };
 
 Hardware hardware();
-Stream create_stream();
+// Where both have work, that of an urgent stream goes first.
+enum class Priority { normal, urgent };
+Stream create_stream(Priority priority = Priority::normal);
 void destroy_stream(Stream stream) noexcept;
 void synchronize(Stream stream);
 
@@ -44,6 +46,7 @@ void record(Event event, Stream stream);
 // The host waits for the event's latest record(), and stream_wait() lets a stream wait for it. Without a
 // record neither waits.
 void wait(Event event);
+bool is_complete(Event event);  // without waiting; any host thread may ask; true without a record
 void stream_wait(Stream stream, Event event);
 // The time on the GPU between the latest records of two events. Throws if one is not complete.
 double seconds_between(Event first, Event last);

@@ -58,7 +58,7 @@ Hardware hardware() {
           shared_memory_limit(options().architecture)};
 }
 
-Stream create_stream() { return StreamQueues::instance().create(); }
+Stream create_stream(Priority) { return StreamQueues::instance().create(); }
 void destroy_stream(Stream stream) noexcept {
   if (stream) StreamQueues::instance().destroy(stream);
 }
@@ -144,6 +144,8 @@ void wait(Event event) {
   count_host_wait();
   if (event->latest) StreamQueues::instance().finish(*event->latest);
 }
+
+bool is_complete(Event event) { return !event->latest || event->latest->complete; }
 
 double seconds_between(Event first, Event last) {
   for (const Event event : {first, last})

@@ -2,6 +2,7 @@
 // its entries run.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -27,8 +28,8 @@ struct StreamFailure {
 
 // One call of record(). It is complete when its entry has run or was dropped.
 struct EventRecord {
-  StreamQueue* stream = nullptr;  // valid until the record is complete
-  bool complete = false;
+  StreamQueue* stream = nullptr;       // valid until the record is complete
+  std::atomic<bool> complete = false;  // set last: any host thread may read it
   std::chrono::steady_clock::time_point time{};
   std::shared_ptr<StreamFailure> failure;  // of the entry because of which it was dropped
 };

@@ -29,7 +29,7 @@ struct RankGroupOptions {
   // Where nothing is given: _exit with the failure's code, without destructors, which might wait for other
   // ranks.
   std::function<void(const Failure&)> on_failure;
-  std::chrono::milliseconds verdict_time{5'000};  // lost(): for the watchdog to find the true cause
+  std::chrono::milliseconds verdict_time{5'000};  // watch(), lost(): to find the true cause
   Peer self = own_peer();                         // its rank is the launch's
 };
 
@@ -94,8 +94,8 @@ class RankGroup {
   void enqueued(std::uint64_t collective) { enqueued_ = collective; }
   void finished(std::uint64_t collective) { finished_ = collective; }
 
-  // Called at each heartbeat, on the watchdog's thread; a text that is not empty ends the run with it. For
-  // errors that only show when asked for.
+  // Called at each heartbeat, on the watchdog's thread. A text that is not empty ends the run with it, unless
+  // the watchdog finds the true cause within verdict_time. For errors that only show when asked for.
   void watch(std::function<std::string()> trouble);
 
   // This rank cannot go on: tells all, which end with `code`. Returns only where on_failure does.

@@ -119,8 +119,12 @@ void Watchdog::check(Clock::time_point now) {
     gather_began_ = now;
     return;
   }
-  if (const std::string trouble = ask_for_trouble(); !trouble.empty())
+  if (const std::string trouble = ask_for_trouble(); trouble.empty())
+    troubled_since_.reset();
+  else if (now - troubled_since_.value_or(now) >= options_.verdict_time)
     return end({rank_, own_name() + ": " + trouble});
+  else if (!troubled_since_)
+    troubled_since_ = now;
   for (std::size_t from = 0; from < meeting_.connections.size(); ++from)
     if (meeting_.connections[from])
       if (const auto silent = judge_.silent(static_cast<int>(from), now)) return end(*silent);

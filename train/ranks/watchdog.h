@@ -81,6 +81,7 @@ class Watchdog {
   std::function<Beat()> beat_;
   Posts& posts_;
   std::function<std::string()> trouble_;
+  std::optional<Clock::time_point> troubled_since_;
   Judge judge_;
   asio::steady_timer tick_, end_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;

@@ -24,36 +24,38 @@ namespace {
 class WatchedCommunicator final : public Communicator {
  public:
   WatchedCommunicator(std::unique_ptr<Communicator> inner, RankGroup& group)
-      : inner_(std::move(inner)), group_(group) {}
+      : inner_(std::move(inner)), group_(group) {
+    group.watch([inner = inner_, &group] {
+      group.finished(inner->completed());
+      return inner->trouble();
+    });
+  }
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   void all_to_all(Device& device, void* receive, const void* send, std::size_t bytes) override {
-    watched([&] { inner_->all_to_all(device, receive, send, bytes); });
+    group_.enqueued(++calls_);
+    inner_->all_to_all(device, receive, send, bytes);
   }
   void all_gather(Device& device, void* receive, const void* send, std::size_t bytes) override {
-    watched([&] { inner_->all_gather(device, receive, send, bytes); });
+    group_.enqueued(++calls_);
+    inner_->all_gather(device, receive, send, bytes);
   }
   void broadcast(Device& device, void* memory, std::size_t bytes, int root) override {
-    watched([&] { inner_->broadcast(device, memory, bytes, root); });
+    group_.enqueued(++calls_);
+    inner_->broadcast(device, memory, bytes, root);
   }
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own) override {
-    std::vector<std::vector<std::byte>> all;
-    watched([&] { all = inner_->gather(own); });
-    return all;
+  void reduce_scatter(Device& device, void* receive, const void* send, std::size_t elements,
+                      DType dtype) override {
+    group_.enqueued(++calls_);
+    inner_->reduce_scatter(device, receive, send, elements, dtype);
   }
-  void barrier() override {
-    watched([&] { inner_->barrier(); });
-  }
+  bool can_capture() const override { return inner_->can_capture(); }
+  std::uint64_t completed() const override { return inner_->completed(); }
+  std::string trouble() const override { return inner_->trouble(); }
 
  private:
-  void watched(const std::function<void()>& call) {
-    group_.enqueued(++calls_);
-    call();
-    group_.finished(calls_);
-  }
-
-  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<Communicator> inner_;  // the watchdog may look at it for longer than this lives
   RankGroup& group_;
   std::uint64_t calls_ = 0;
 };
