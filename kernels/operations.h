@@ -402,8 +402,8 @@ struct SquaredSums {
   Tensor x;     // f32, n elements, any shape
 };
 
-// The squared sums of consecutive chunks of a model's gradients, on N ranks: sums, row by row, are those of
-// the chunks first, first + 1, ...
+// The squared sums of consecutive chunks of a model's gradients, cut into N pieces, one on each rank: sums,
+// piece by piece, are those of the chunks first, first + 1, ...
 struct ChunkSums {
   Tensor sums;             // strided f64 [N, c], row r: of rank r's piece
   std::int64_t first = 0;  // at least 0
@@ -416,12 +416,16 @@ struct ChunkSums {
 // A chunk's number is that of its term in the sum of squares. Zeros that fill up the last pieces may have the
 // numbers of the chunks that follow in the next tensor, so the bits of grad_norm depend neither on N nor on
 // how the chunks are cut into tensors.
+// Ranks are counted node by node, N / nodes on each. Rank r = node N / nodes + local has piece number
+// local nodes + node of each tensor of squares; with one node, piece r. Squares are added in the order of the
+// pieces, losses in the order of the ranks.
 struct StepVerdict {
   StepState* state = nullptr;
   Tensor losses;                       // strided f64 [N, k], k sums of AddLoss of each rank
   std::span<const ChunkSums> squares;  // each `first` is at least the one before
   float clip = 0;                      // 0: no clipping
   Tensor flags{};                      // strided f64 [N, most_flags], optional: then all flags are 0
+  int nodes = 1;                       // a divisor of N, and of the rows of each tensor of squares
 };
 
 // How an fp32 master weight is rounded to a bf16 parameter. stochastic: rounds up with probability
@@ -467,11 +471,12 @@ struct Cast {
 // out[i] = sum over p of parts[p, i] in fp32, in the binary-counter tree over p: the sum of N parts is the
 // sum of the first P plus the sum of the others, P the largest power of two below N, and the sum of one part
 // is that part. N = 7: ((0+1) + (2+3)) + ((4+5) + 6). So every 2^k parts that begin at a multiple of 2^k may
-// be added elsewhere first, and every device gives the same bits (a NaN's payload apart).
+// be added elsewhere first, and every device gives the same bits (a NaN's payload apart). Parts in bf16 are
+// widened to f32 before they are added.
 struct SumParts {
   static constexpr std::int64_t most_parts = 1024;
-  Tensor out;    // f32 [n]; one of the parts, or memory that no part overlaps
-  Tensor parts;  // strided f32 [N, n], 1 <= N <= most_parts
+  Tensor out;    // f32 [n]; one of the parts if they are f32, or memory that no part overlaps
+  Tensor parts;  // strided f32 or bf16 [N, n], 1 <= N <= most_parts
 };
 
 // *hash += sum over i of mix(bits of x[i] + (first_element + i) 0x9E3779B97F4A7C15), all modulo 2^64, where

@@ -69,7 +69,12 @@ TEST_CASE("gradient tree: leaves are added as SumParts adds them all, on every d
           groups.push_back(uneven(rng, static_cast<std::size_t>(group.elements)));
           device->upload(group.grad.data, groups.back().data(), group.grad.bytes());
         }
-        model.tree.add(*device, model.parameters, leaf);
+        if (leaf + 1 < leaves) model.tree.add(*device, model.parameters, leaf);
+      }
+      for (std::size_t g = 0; g < 2; ++g) {  // in two ranges
+        const std::int64_t elements = model.parameters.groups()[g].grad.elements(), first = elements / 3;
+        model.tree.finish(*device, model.parameters, g, first, elements - first);
+        model.tree.finish(*device, model.parameters, g, 0, first);
       }
       for (std::size_t g = 0; g < 2; ++g) {
         const Tensor& grad = model.parameters.groups()[g].grad;

@@ -38,6 +38,7 @@ struct Training {
   Training(const Config& config, Device& on) : device(on), plan(config, on) {
     plan.memory.allocate(device);
     plan.parameters.bind();
+    plan.replicas.connect(device, ranks);
     plan.parameters.initialize(device, 1);
     scope.emplace(device, workspace_memory(plan.workspace));
     plan.model->bind(device);
@@ -66,6 +67,7 @@ struct Training {
   }
 
   Device& device;
+  Communicators ranks = unconnected({});
   TrainingPlan plan;
   std::optional<WorkspaceScope> scope;
 };
@@ -109,14 +111,14 @@ TEST_CASE("bf16: the gradient of 8 micro-batches is the float64 sum of theirs to
       training.plan.model->load(*device, inputs, targets);
     };
     const auto begin = [&] {
-      training.plan.replicas.begin_leaf(*device);
+      training.plan.replicas.begin_leaf();
       device->run(Fill{.out = training.plan.token_weights, .value = 1.0f / 512});
     };
     std::vector<double> sum;
     for (std::uint64_t sequence = 0; sequence < 8; ++sequence) {
       begin();
       load(sequence);
-      training.plan.add_micro_batch(*device);
+      training.plan.add_micro_batch(*device, false);
       const std::vector<double> part = training.gradients();
       sum.resize(part.size());
       for (std::size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
@@ -124,7 +126,7 @@ TEST_CASE("bf16: the gradient of 8 micro-batches is the float64 sum of theirs to
     begin();
     for (std::uint64_t sequence = 0; sequence < 8; ++sequence) {
       load(sequence);
-      training.plan.add_micro_batch(*device);
+      training.plan.add_micro_batch(*device, false);
     }
     std::vector<double> difference = training.gradients();
     for (std::size_t i = 0; i < sum.size(); ++i) difference[i] -= sum[i];
@@ -149,7 +151,7 @@ TEST_CASE("bf16: 300 updates of 2^-12 of a weight arrive in its master to 1 %, a
                        std::vector<float>(static_cast<std::size_t>(embedding.layout.elements()), 1.0f));
       for (std::int64_t update = 1; update <= 300; ++update) {
         training.set_gradients(update, 0x1p-12f, [] { return 1.0f; });
-        training.plan.update(*device, *goat::single_rank());
+        training.plan.update(*device);
       }
       const double moved = 300 * 0x1p-12;
       double worst = 0;
@@ -178,7 +180,7 @@ TEST_CASE("bf16: Adam's m and v equal a float64 replay to 1e-5, with beta2 = 0.9
     for (std::int64_t update = 1; update <= 30; ++update) {
       training.set_gradients(update, 1e-3f, [&] { return normal(rng); });
       grad = training.values(group.grad);
-      training.plan.update(*device, *goat::single_rank());
+      training.plan.update(*device);
       for (std::size_t i = 0; i < m.size(); ++i) {
         m[i] = beta1 * m[i] + (1 - beta1) * grad[i];
         v[i] = beta2 * v[i] + (1 - beta2) * grad[i] * grad[i];

@@ -84,6 +84,40 @@ TEST_CASE("sharding: pieces cover every bucket once, in order, in whole chunks, 
   CHECK(buckets_of(70'000, {0, 1, 1}) == std::vector<Bucket>{{0, 70'000}});
 }
 
+TEST_CASE("sharding: with several nodes, what the ranks of a place own lies together") {
+  for (const auto& [size, nodes] : {std::pair{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}, {8, 8}, {8, 1}}) {
+    INFO(size << " ranks on " << nodes << " nodes");
+    std::vector<int> ranks(static_cast<std::size_t>(size), -1);  // by piece
+    for (int rank = 0; rank < size; ++rank) {
+      const Sharding sharding{rank, size, 1, nodes};
+      REQUIRE(sharding.node() * (size / nodes) + sharding.place_on_node() == rank);
+      ranks.at(static_cast<std::size_t>(sharding.piece())) = rank;
+    }
+    for (int piece = 0; piece < size; ++piece) {
+      const Sharding owner{ranks[static_cast<std::size_t>(piece)], size, 1, nodes};
+      REQUIRE(owner.place_on_node() == piece / nodes);
+      REQUIRE(owner.node() == piece % nodes);
+    }
+  }
+}
+
+TEST_CASE("sharding: a bucket's first unit is the one whose gradients are complete last") {
+  const auto device = goat::open_device("cpu");
+  // 70,263 decayed elements of unit 1 and then 90,000 of unit 0, in buckets of 65,536; the bias is of unit 1
+  // and the norm of unit 2.
+  const Rank rank(*device, DType::bf16, {0, 2, 65'536});
+  const auto& groups = rank.parameters.groups();
+  REQUIRE(groups.size() == 3);
+  CHECK(groups[0].first_units == std::vector<std::size_t>{1, 0, 0});
+  CHECK(groups[1].first_units == std::vector<std::size_t>{1});
+  CHECK(groups[2].first_units == std::vector<std::size_t>{2});
+  CHECK(rank.parameters.units() == 3);
+  const Rank one(*device, DType::f32, {});
+  for (const auto& group : one.parameters.groups()) REQUIRE(group.first_units.size() == 1);
+  CHECK(one.parameters.groups()[0].first_units.front() == 0);
+  CHECK(one.parameters.groups()[1].first_units.front() == 1);
+}
+
 TEST_CASE("sharding: units lie in the order of the backward pass; places do not depend on the ranks") {
   const auto device = goat::open_device("cpu");
   Rank whole(*device, DType::f32, {}), part(*device, DType::f32, {1, 3, 0});

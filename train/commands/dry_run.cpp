@@ -43,8 +43,7 @@ void print_fitting_gpus(const Config& config, const Device& device, int ranks) {
 void print_ranks(const Config& config, int ranks) {
   if (ranks > 1) print_count("ranks", ranks, "  (memory is that of each)");
   if (config.leaves() > 1) print_count("leaves of a batch", config.leaves());
-  if (const std::string note = note_on_leaves(config, ranks); !note.empty())
-    std::printf("note: %s\n", note.c_str());
+  for (const std::string& note : notes_on_sums(config, ranks)) std::printf("note: %s\n", note.c_str());
 }
 
 // Of the whole run, from its first step on.

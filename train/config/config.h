@@ -115,8 +115,13 @@ struct Config {
   } checkpoint;
 
   struct Distributed {
-    std::int64_t leaves = 0;      // parts of the batch whose gradients are added in a fixed tree; 0: ranks
-    std::int64_t bucket_mib = 0;  // MiB of gradients that travel together; 0: max(64, 2 * ranks)
+    std::int64_t leaves = 0;         // parts of the batch whose gradients are added in a fixed tree; 0: ranks
+    std::int64_t bucket_mib = 0;     // MiB of gradients that travel together; 0: max(64, 2 * ranks)
+    bool overlap = true;             // whether ranks exchange while they compute
+    std::string reduce = "ordered";  // who adds gradients: SumParts in a fixed order, or "nccl"
+    std::string wire = "f32";        // as which gradients travel: "f32" or "bf16"
+    std::int64_t levels = 0;         // in which gradients are added; 2: on each node first; 0: 2 where the
+                                     // bits stay the same
     std::int64_t check_interval = 100;  // steps between comparisons of all ranks' weights; 0: none
     double start_timeout = 300;         // seconds until all ranks have come
     double heartbeat_timeout = 30;      // seconds without a sign of life of a rank

@@ -132,10 +132,28 @@ void ParameterSet::place() {
   }
 }
 
+std::size_t ParameterSet::unit_of_parameter(std::size_t index) const {
+  return static_cast<std::size_t>(std::ranges::upper_bound(unit_starts_, index) - unit_starts_.begin()) - 1;
+}
+
+// Units lie in the order of backward: of those that reach into a bucket, the first is the one that ends last.
+std::vector<std::size_t> ParameterSet::first_units_of(std::size_t group) const {
+  std::vector<std::size_t> units;
+  for (const Bucket& bucket : groups_[group].buckets) {
+    const std::int64_t end = bucket.first + ranks_ * bucket.piece_elements;
+    std::size_t first = unit_starts_.size() - 1;
+    for (std::size_t i = placements_.size(); i-- > 0;)
+      if (placements_[i].group == group && placements_[i].offset < end)
+        first = std::min(first, unit_of_parameter(i));
+    units.push_back(first);
+  }
+  return units;
+}
+
 void ParameterSet::plan_group(MemoryPlan& memory, bool training, const Sharding& sharding,
                               Group& group) const {
   group.buckets = buckets_of(group.elements, sharding);
-  group.pieces = pieces_of(group.buckets, sharding.rank);
+  group.pieces = pieces_of(group.buckets, sharding.piece());
   const std::int64_t all = padded_elements(group.elements, sharding.size), shard = all / sharding.size;
   const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
                              (group.decay ? "decayed" : "not decayed");
@@ -156,9 +174,10 @@ void ParameterSet::plan(MemoryPlan& memory, bool training, const Sharding& shard
   place();
   ranks_ = sharding.size;
   std::int64_t elements = 0;
-  for (Group& group : groups_) {
-    group.first_element = std::exchange(elements, elements + group.elements);
-    plan_group(memory, training, sharding, group);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].first_element = std::exchange(elements, elements + groups_[g].elements);
+    plan_group(memory, training, sharding, groups_[g]);
+    groups_[g].first_units = first_units_of(g);
   }
 }
 

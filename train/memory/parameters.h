@@ -110,11 +110,15 @@ class ParameterSet {
     // Place of the group's first element in the model, whose groups stand one after the other.
     std::int64_t first_element = 0;
     std::vector<Bucket> buckets{};  // of value and grad
-    std::vector<Piece> pieces{};    // this rank's, of each bucket
-    Tensor value{}, grad{};         // all elements
-    Tensor master{}, m{}, v{};      // this rank's pieces, one after the other
+    // Of each bucket, the first unit that has parameters in it: the first that a forward pass reads, and the
+    // last whose gradients a backward pass completes.
+    std::vector<std::size_t> first_units{};
+    std::vector<Piece> pieces{};  // this rank's, of each bucket
+    Tensor value{}, grad{};       // all elements
+    Tensor master{}, m{}, v{};    // this rank's pieces, one after the other
   };
   const std::vector<Group>& groups() const { return groups_; }
+  std::size_t units() const { return unit_starts_.size(); }
   void zero_gradients(Device& device) const;
   // Rounds this rank's masters to its pieces of the values again, as AdamW did at update `update` with this
   // rounding and seed. A checkpoint holds the masters alone. Does nothing before the first update.
@@ -127,6 +131,8 @@ class ParameterSet {
   };
   std::size_t group_of(ParameterRole role);  // adds the group if it is new
   void place();                              // gives every parameter its offset, in the order of backward
+  std::size_t unit_of_parameter(std::size_t index) const;
+  std::vector<std::size_t> first_units_of(std::size_t group) const;
   void plan_group(MemoryPlan& memory, bool training, const Sharding& sharding, Group& group) const;
   void require_unshared() const;  // throws std::logic_error
   const Placement& placement_of(const StoredTensor& tensor) const;

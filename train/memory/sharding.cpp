@@ -22,11 +22,11 @@ std::vector<Bucket> buckets_of(std::int64_t elements, const Sharding& sharding) 
   return buckets;
 }
 
-std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, int rank) {
+std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, int piece) {
   std::vector<Piece> pieces;
   std::int64_t in_shard = 0;
   for (const Bucket& bucket : buckets) {
-    pieces.push_back({bucket.first + rank * bucket.piece_elements, bucket.piece_elements, in_shard});
+    pieces.push_back({bucket.first + piece * bucket.piece_elements, bucket.piece_elements, in_shard});
     in_shard += bucket.piece_elements;
   }
   return pieces;

@@ -8,13 +8,20 @@
 
 namespace goat {
 
+// Ranks are counted node by node. Gradients are added among the ranks of a node first, then among those of
+// the same place on all nodes: what a node adds together must lie together, so that rank r's piece of a
+// bucket is not always piece r.
 struct Sharding {
   int rank = 0, size = 1;
   std::int64_t bucket_elements = 0;  // about; only for several ranks
+  int nodes = 1;                     // of equally many ranks; 1: all are added at once
+
+  int place_on_node() const { return rank % (size / nodes); }
+  int node() const { return rank / (size / nodes); }
+  int piece() const { return place_on_node() * nodes + node(); }  // the number of this rank's
 };
 
-// Elements of a flat array that travel together: size * piece_elements of them, from `first` on. Piece p is
-// rank p's.
+// Elements of a flat array that travel together: size * piece_elements of them, from `first` on.
 struct Bucket {
   std::int64_t first = 0;
   std::int64_t piece_elements = 0;
@@ -39,7 +46,7 @@ std::int64_t padded_elements(std::int64_t elements, int ranks);
 
 // They cover padded_elements() once, in order. One rank has one bucket.
 std::vector<Bucket> buckets_of(std::int64_t elements, const Sharding& sharding);
-std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, int rank);
+std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, int piece);  // piece: Sharding::piece
 
 // Default of distributed.bucket_mib, in elements of a gradient: the larger of 64 MiB and 2 MiB a rank. Small
 // buckets cost latency, large ones memory for the parts of all ranks.

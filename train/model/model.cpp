@@ -78,11 +78,13 @@ void Model::forward(Device& device) {
   head_.compute_losses(device, trunk_.forward(device, stream), 1.0f, {}, {});
 }
 
-void Model::forward_backward(Device& device, float weight, const Tensor& token_weights) {
+void Model::forward_backward(Device& device, float weight, const Tensor& token_weights, PassHooks* hooks) {
+  if (hooks) hooks->before_forward(0);
   const Tensor& stream = stem_.forward(device, trunk_.first_position());
-  head_.compute_losses(device, trunk_.forward(device, stream), weight, token_weights,
+  head_.compute_losses(device, trunk_.forward(device, stream, hooks), weight, token_weights,
                        trunk_.output_gradient());
-  stem_.backward(device, trunk_.backward(device));
+  stem_.backward(device, trunk_.backward(device, hooks));
+  if (hooks) hooks->after_backward(0);
 }
 
 }  // namespace goat

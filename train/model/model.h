@@ -6,6 +6,7 @@
 
 #include "train/config/config.h"
 #include "train/memory/parameters.h"
+#include "train/memory/pass_hooks.h"
 #include "train/memory/pass_plan.h"
 #include "train/model/head.h"
 #include "train/model/stem.h"
@@ -40,7 +41,9 @@ class Model {
   void forward(Device& device);
   // Also adds the gradient of `weight` * sum_n token_weights[n] losses[n] to the parameters' gradients.
   // token_weights: f32 [N], or absent: all 1.
-  void forward_backward(Device& device, float weight, const Tensor& token_weights = {});
+  // The units of the hooks are the embedding, each block, and what follows the last block.
+  void forward_backward(Device& device, float weight, const Tensor& token_weights = {},
+                        PassHooks* hooks = nullptr);
   const Tensor& losses() const { return head_.losses(); }
   // After forward(): the logits [rows, V_p] of the tokens that follow the loaded inputs first ..
   // first + rows - 1, for at most most_logit_rows() rows. See Head::logits.

@@ -36,24 +36,31 @@ void Trunk::plan_blocks(const PassPlan& plan, const ParameterSet& parameters, co
   }
 }
 
-const Tensor& Trunk::forward(Device& device, const Tensor& stream) {
+const Tensor& Trunk::forward(Device& device, const Tensor& stream, PassHooks* hooks) {
   shared_.first_position = first_position();
   Tensor residual = stream, branch;
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    if (hooks) hooks->before_forward(layer + 1);
     residual = blocks_[layer].forward(device, shared_, residual, branch);
     branch = shared_.branch;
     if (attention_observer_) attention_observer_(static_cast<std::int64_t>(layer), blocks_[layer].qkv());
   }
+  if (hooks) hooks->before_forward(blocks_.size() + 1);
   final_norm_.forward(device, normed_, final_stream_, branch, residual);
   shared_.first_pass = false;
   if (cache_) cache_->length += stream.shape[0];
   return normed_;
 }
 
-const Tensor& Trunk::backward(Device& device) {
+// The head's gradients are complete before this begins.
+const Tensor& Trunk::backward(Device& device, PassHooks* hooks) {
   device.set_zero(shared_.dresidual.data, shared_.dresidual.bytes());
   final_norm_.backward(device, shared_.dresidual, shared_.dnorm, final_stream_);
-  for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) block->backward(device, shared_);
+  if (hooks) hooks->after_backward(blocks_.size() + 1);
+  for (std::size_t layer = blocks_.size(); layer-- > 0;) {
+    blocks_[layer].backward(device, shared_);
+    if (hooks) hooks->after_backward(layer + 1);
+  }
   return shared_.dresidual;
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "train/memory/pass_hooks.h"
 #include "train/model/block.h"
 #include "train/model/kv_cache.h"
 
@@ -20,13 +21,13 @@ class Trunk {
   // Position of the next pass's first token; above 0 only with a KV cache.
   std::int64_t first_position() const { return cache_ ? cache_->length : 0; }
   // Returns the final norm's output [N, C] for the residual stream [N, C]. Tokens of the pass are added to
-  // the cache.
-  const Tensor& forward(Device& device, const Tensor& stream);
+  // the cache. Of the hooks' units, the first block is 1, and the final norm and the head are the last.
+  const Tensor& forward(Device& device, const Tensor& stream, PassHooks* hooks = nullptr);
   const Tensor& output() const { return normed_; }  // of the latest pass
   // The gradient of that output [N, C], to be written before backward.
   const Tensor& output_gradient() const { return shared_.dnorm; }
   // Returns the gradient of the stream and adds to the parameters' gradients.
-  const Tensor& backward(Device& device);
+  const Tensor& backward(Device& device, PassHooks* hooks = nullptr);
 
   // If set, called in every forward pass after each block, with the block's index and its q, k, v
   // (Block::qkv).

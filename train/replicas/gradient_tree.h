@@ -21,9 +21,12 @@ class GradientTree {
   void plan(MemoryPlan& memory, const ParameterSet& parameters);
   std::int64_t leaves() const { return leaves_; }
 
-  // The gradients of `parameters` are those of leaf number `leaf`; each leaf is added once, in order. After
-  // the last one they are the sum of all leaves.
+  // The gradients of `parameters` are those of leaf number `leaf`. Leaves are added in order: all but the
+  // last one by add(), and that one by finish(), range by range. A range of a group's gradients is then the
+  // sum of all leaves.
   void add(Device& device, const ParameterSet& parameters, std::int64_t leaf) const;
+  void finish(Device& device, const ParameterSet& parameters, std::size_t group, std::int64_t first,
+              std::int64_t elements) const;
 
  private:
   using Branch = std::vector<Tensor>;  // by group

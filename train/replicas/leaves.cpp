@@ -23,11 +23,18 @@ Config with_leaves(Config config, int ranks, std::int64_t before) {
   return config;
 }
 
-std::string note_on_leaves(const Config& config, int ranks) {
-  const auto own = static_cast<std::uint64_t>(config.leaves() / ranks);
-  if (ranks == 1 || std::has_single_bit(own)) return "";
-  return "each of " + counted(ranks, "rank") + " adds " + counted(config.leaves() / ranks, "leaf", "leaves") +
-         ", no power of two: losses are those of other numbers of ranks up to rounding, not bit for bit";
+std::vector<std::string> notes_on_sums(const Config& config, int ranks) {
+  if (ranks == 1) return {};
+  std::vector<std::string> notes;
+  const std::string differ = "losses are those of other numbers of ranks up to rounding, not bit for bit";
+  if (!std::has_single_bit(static_cast<std::uint64_t>(config.leaves() / ranks)))
+    notes.push_back("each of " + counted(ranks, "rank") + " adds " +
+                    counted(config.leaves() / ranks, "leaf", "leaves") + ", no power of two: " + differ);
+  if (config.distributed.reduce == "nccl")
+    notes.push_back("distributed.reduce = \"nccl\" adds in an order of its own: " + differ);
+  if (config.distributed.wire == "bf16")
+    notes.push_back("distributed.wire = \"bf16\" rounds gradients before they travel: " + differ);
+  return notes;
 }
 
 }  // namespace goat

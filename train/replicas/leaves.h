@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "train/config/config.h"
 
@@ -12,7 +13,7 @@ namespace goat {
 // ranks cannot share the leaves evenly.
 Config with_leaves(Config config, int ranks, std::int64_t before = 0);
 
-// What the user should know of the sums of such a run: nothing if they are bitwise those of one rank.
-std::string note_on_leaves(const Config& config, int ranks);
+// What keeps the sums of such a run from being bitwise those of one rank; nothing if they are.
+std::vector<std::string> notes_on_sums(const Config& config, int ranks);
 
 }  // namespace goat

@@ -140,12 +140,12 @@ std::unique_ptr<Communicator> connect_devices(RankGroup& group, const RankLimits
 
 }  // namespace
 
-Ranks one_rank() { return {std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), single_rank()}; }
+Ranks one_rank() { return {std::make_unique<RankGroup>(Launch{}, std::vector<Field>{}), {single_rank()}}; }
 
 Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptions options,
                  const Device& device) {
   if (launch.size == 1)
-    return {std::make_unique<RankGroup>(launch, std::move(fields), options), single_rank()};
+    return {std::make_unique<RankGroup>(launch, std::move(fields), options), {single_rank()}};
   const std::string name = device.info().name;
   if (name == "cuda")
     throw RanksError("--device cuda: a run has one GPU so far; start one rank, or give --device cpu", 2);
@@ -170,7 +170,7 @@ Ranks meet_ranks(const Launch& launch, std::vector<Field> fields, RankGroupOptio
     group->fail(error.what(), 1);
     throw;
   }
-  return {std::move(group), std::move(communicator)};
+  return {std::move(group), {std::move(communicator)}};
 }
 
 }  // namespace goat

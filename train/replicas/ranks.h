@@ -2,21 +2,24 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "kernels/communicator.h"
 #include "kernels/device.h"
 #include "train/ranks/launch.h"
 #include "train/ranks/rank_group.h"
+#include "train/replicas/exchange.h"
 
 namespace goat {
 
 struct Ranks {
-  std::unique_ptr<RankGroup> group;            // what is exchanged on the host
-  std::unique_ptr<Communicator> communicator;  // what is exchanged between devices
+  std::unique_ptr<RankGroup> group;  // what is exchanged on the host
+  Communicators communicators;       // what is exchanged between devices
+  std::string note{};                // on how they are connected, for the user
 
   int rank() const { return group->rank(); }
   int size() const { return group->size(); }
+  int nodes() const { return communicators.nodes(); }  // see Sharding
   bool first() const { return rank() == 0; }  // the one that keeps the run folder and talks to the user
 };
 

@@ -37,13 +37,14 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       training_(training),
       validation_(validation),
       ranks_(ranks ? *ranks : alone_.emplace(one_rank())),
-      plan_(config, device, ranks_.rank(), ranks_.size()),
+      plan_(config, device, ranks_.rank(), ranks_.size(), ranks_.nodes()),
       model_(*plan_.model),
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
       watch_(config.model.vocab, state.best_loss),
       state_(state),
-      steps_(steps_of_run(config, state)),
-      graph_(config.train.cuda_graph != "off" && device.can_capture()) {
+      steps_(steps_of_run(config, state)) {
+  pass_.wanted = config.train.cuda_graph != "off" && device.can_capture();
+  exchanging_pass_.wanted = config.train.cuda_graph == "on" && ranks_.communicators.world->can_capture();
   if (std::isnan(state_.loss_limit)) set_spike_limits();
   state_.precision = plan_.parameters.dtype() == DType::bf16 ? "bf16" : "fp32";
 }
@@ -78,6 +79,7 @@ void Trainer::require_memory() const {
 void Trainer::allocate() {
   plan_.memory.allocate(device_, [this] { return memory_advice(); });
   plan_.parameters.bind();
+  plan_.replicas.connect(device_, ranks_.communicators);
   for (StepEvents& events : events_) {
     events.begin = device_.make_event();
     events.end = device_.make_event();
@@ -97,7 +99,8 @@ void Trainer::allocate() {
 
 void Trainer::initialize() {
   plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config().train.seed));
-  plan_.replicas.gather_weights(device_, *ranks_.communicator);
+  plan_.replicas.gather_weights();
+  settle_weights();
 }
 
 void Trainer::restore(const std::filesystem::path& checkpoint) {
@@ -105,7 +108,8 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
   load_optimizer(checkpoint, device_, plan_.parameters);
   plan_.parameters.round_masters(device_, plan_.rounding(), static_cast<std::uint64_t>(config().train.seed),
                                  state_.updates);
-  plan_.replicas.gather_weights(device_, *ranks_.communicator);
+  plan_.replicas.gather_weights();
+  settle_weights();
   StepState scalars{};
   scalars.updates = state_.updates;
   scalars.consecutive_skips = static_cast<std::int32_t>(state_.consecutive_skips);
@@ -126,11 +130,11 @@ std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wis
   enqueue_gradients(step, inputs);
   enqueue_verdict(step, own_wish);
   consistent_ = false;
-  plan_.update(device_, *ranks_.communicator);
+  plan_.update(device_);
   device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
   device_.record(*events_of(step).end);
   const bool ran_ahead = running_.has_value();
-  std::optional<StepResult> before = finish_step();
+  std::optional<StepResult> before = await_step();
   running_ = {.ran_ahead = ran_ahead};
   consistent_ = true;
   set_spike_limits();
@@ -156,13 +160,13 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
   const std::size_t leaf_tokens = static_cast<std::size_t>(config().leaf_sequences() * config().data.seq_len);
   std::size_t done = 0;
   for (std::int64_t leaf = 0; leaf < plan_.replicas.own_leaves(); ++leaf) {
-    plan_.replicas.begin_leaf(device_);
+    plan_.replicas.begin_leaf();
     for (const std::size_t end = done + leaf_tokens; done < end; done += tokens) {
       plan_.enqueue_load(device_, inputs.inputs.subspan(done, tokens), inputs.targets.subspan(done, tokens),
                          inputs.weights.subspan(done, tokens));
-      enqueue_micro_batch();
+      enqueue_micro_batch(done + tokens == inputs.inputs.size());
     }
-    plan_.replicas.end_leaf(device_, leaf);
+    plan_.replicas.end_leaf(leaf);
   }
 }
 
@@ -172,30 +176,35 @@ void Trainer::enqueue_verdict(std::int64_t step, const std::function<StepWish()>
     set_flags(flags, own_wish ? own_wish() : StepWish{});
     device_.enqueue_upload(plan_.replicas.own_flags(), flags, sizeof flags);
   }
-  plan_.judge(device_, *ranks_.communicator);
+  plan_.judge();
 }
 
 // Where there is no memory for the record, the passes go on without one.
-void Trainer::record_micro_batch() {
+void Trainer::record(RecordedPass& pass, bool last) {
   try {
-    micro_batch_ = device_.capture([this] { plan_.add_micro_batch(device_); });
+    pass.graph = device_.capture([&] { plan_.add_micro_batch(device_, last); });
   } catch (const std::bad_alloc&) {
     if (config().train.cuda_graph == "on")
       throw std::runtime_error("out of memory on device " + device_.info().name +
                                ": train.cuda_graph = \"on\", but there is none left to record a micro-batch; "
                                "set it to auto or off, or lower train.micro_batch");
-    graph_ = false;
+    pass.wanted = false;
   }
 }
 
-// The first pass is not recorded, because in it a GPU loads its kernels and chooses algorithms.
-void Trainer::enqueue_micro_batch() {
-  if (graph_ && first_pass_done_ && !micro_batch_) record_micro_batch();
-  if (micro_batch_)
-    device_.replay(*micro_batch_);
+// A recorded pass waits for nothing: the weights must be there before it.
+void Trainer::enqueue_micro_batch(bool last) {
+  const bool exchanges = last && plan_.replicas.exchanges_in_pass();
+  RecordedPass& pass = exchanges ? exchanging_pass_ : pass_;
+  if (pass.wanted && pass.ran) {
+    plan_.replicas.await_weights();
+    if (!pass.graph) record(pass, last);
+  }
+  if (pass.graph)
+    device_.replay(*pass.graph);
   else
-    plan_.add_micro_batch(device_);
-  first_pass_done_ = true;
+    plan_.add_micro_batch(device_, last);
+  pass.ran = true;
 }
 
 // A step that ran ahead follows on the one before it. Otherwise the time in between was not the step's.
@@ -204,7 +213,7 @@ double Trainer::seconds_of(std::int64_t step) {
   return device_.seconds_between(start, *events_of(step).end);
 }
 
-std::optional<StepResult> Trainer::finish_step() {
+std::optional<StepResult> Trainer::await_step() {
   if (!running_) return std::nullopt;
   device_.wait(*events_of(state_.step).end);
   StepResult result{.scalars = exchange_of(state_.step).scalars,
@@ -220,6 +229,20 @@ std::optional<StepResult> Trainer::finish_step() {
   result.divergence = watch_.add(result.scalars.loss);
   advance(result);
   return result;
+}
+
+std::optional<StepResult> Trainer::finish_step() {
+  const std::optional<StepResult> result = await_step();
+  if (result) settle_weights();
+  return result;
+}
+
+// The weights are on their way while the host goes on. Before it exchanges anything with the other ranks by
+// itself, it waits: nothing of the device that needs them may be left.
+void Trainer::settle_weights() {
+  if (ranks_.size() == 1) return;
+  plan_.replicas.await_weights();
+  device_.synchronize();
 }
 
 void Trainer::advance(const StepResult& result) {

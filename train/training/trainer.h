@@ -67,7 +67,7 @@ class Trainer {
   // still runs, and returns its result. Several ranks: `own_wish` is called once, as late as it still reaches
   // the others in this step. Throws DataError, and what the device throws.
   std::optional<StepResult> step(const std::function<StepWish()>& own_wish = {});
-  // Waits for the step that still runs. nullopt if there is none.
+  // Waits for the step that still runs, and until all ranks have its weights. nullopt if there is none.
   std::optional<StepResult> finish_step();
   // Number of steps enqueued so far, over the whole run.
   std::int64_t enqueued() const { return state_.step + (running_ ? 1 : 0); }
@@ -107,6 +107,13 @@ class Trainer {
   struct RunningStep {
     bool ran_ahead;  // it was enqueued while the step before it still ran
   };
+  // A pass over a micro-batch. The first one runs as it is, because in it a GPU loads its kernels and chooses
+  // algorithms, and NCCL connects.
+  struct RecordedPass {
+    bool wanted = false;  // whether the device records it once and replays it (train.cuda_graph)
+    bool ran = false;
+    std::unique_ptr<DeviceGraph> graph{};  // once recorded
+  };
   const Config& config() const { return plan_.config; }
   std::string memory_advice() const;
   Exchange& exchange_of(std::int64_t step) const;  // two take turns
@@ -115,8 +122,10 @@ class Trainer {
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
   void enqueue_verdict(std::int64_t step, const std::function<StepWish()>& own_wish);
   std::vector<SequenceLosses> losses_of_all(Cut cut);
-  void record_micro_batch();
-  void enqueue_micro_batch();
+  void settle_weights();
+  std::optional<StepResult> await_step();
+  void record(RecordedPass& pass, bool last);
+  void enqueue_micro_batch(bool last);
   void set_spike_limits();
   void advance(const StepResult& result);
 
@@ -131,14 +140,12 @@ class Trainer {
   DivergenceWatch watch_;
   RunState state_;
   const std::int64_t steps_;
-  bool graph_;  // whether the device records a micro-batch once and replays it (train.cuda_graph)
-  bool first_pass_done_ = false;
+  RecordedPass pass_, exchanging_pass_;
   bool consistent_ = true;
   std::optional<RunningStep> running_;  // the step after state_
   std::optional<InputRing> inputs_;
   std::optional<HostBuffer> exchange_;
   std::array<StepEvents, 3> events_;  // of the step that is enqueued, the one that runs, and the one before
-  std::unique_ptr<DeviceGraph> micro_batch_;  // once recorded
 };
 
 // Number of steps of the whole run, seen from `state`: train.steps, or the steps done plus those that the

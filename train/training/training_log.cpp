@@ -40,17 +40,21 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
       progress_(trainer.steps(), config.log.interval, scale_),
       seconds_before_(trainer.state().seconds) {}
 
-void TrainingLog::announce_ranks(const RankGroup& ranks) const {
+void TrainingLog::announce_ranks(const Ranks& ranks) const {
   if (ranks.size() == 1) return;
-  std::printf("ranks       %d on %s; the gradients of %s are added in a fixed tree\n", ranks.size(),
-              counted(ranks.peers().back().node + 1, "host").c_str(),
-              counted(config_.leaves(), "leaf", "leaves").c_str());
-  if (const std::string note = note_on_leaves(config_, ranks.size()); !note.empty())
+  const bool library = config_.distributed.reduce == "nccl";
+  std::printf("ranks       %d on %s; the gradients of %s %s%s\n", ranks.size(),
+              counted(ranks.group->peers().back().node + 1, "host").c_str(),
+              counted(config_.leaves(), "leaf", "leaves").c_str(),
+              library ? "are added by NCCL" : "are added in a fixed tree",
+              ranks.nodes() > 1 && !library ? ", on each host first" : "");
+  if (!ranks.note.empty()) std::fprintf(stderr, "note: %s\n", ranks.note.c_str());
+  for (const std::string& note : notes_on_sums(config_, ranks.size()))
     std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
 void TrainingLog::announce(const std::string& why, const TokenSource& data,
-                           const std::string& micro_batch_origin, const RankGroup& ranks) const {
+                           const std::string& micro_batch_origin, const Ranks& ranks) const {
   std::printf("device      %s: %s (%s); computes in %s\n", device_.info().name.c_str(),
               device_.info().description.c_str(), why.c_str(), trainer_.state().precision.c_str());
   announce_ranks(ranks);

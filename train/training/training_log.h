@@ -28,7 +28,7 @@ class TrainingLog {
   // Prints the settings before the first step. `why` is the reason for choosing the device.
   // micro_batch_origin: see MicroBatchChoice.
   void announce(const std::string& why, const TokenSource& data, const std::string& micro_batch_origin,
-                const RankGroup& ranks) const;
+                const Ranks& ranks) const;
   void saved(const std::filesystem::path& checkpoint);
   // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
@@ -43,7 +43,7 @@ class TrainingLog {
   void diverged() const;
 
  private:
-  void announce_ranks(const RankGroup& ranks) const;
+  void announce_ranks(const Ranks& ranks) const;
   void warn_of_skip(const StepResult& result) const;
   void note_waiting() const;
   std::int64_t sequences_in_all() const;  // of the whole run

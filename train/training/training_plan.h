@@ -16,8 +16,8 @@ namespace goat {
 // Planned but not allocated. It must not move, because the memory plan points to its tensors.
 struct TrainingPlan {
   // `device` says how much temporary memory its operations take. The plan is that of rank `rank` of
-  // `ranks`, which divides config.leaves().
-  TrainingPlan(const Config& config, const Device& device, int rank = 0, int ranks = 1);
+  // `ranks`, which divides config.leaves(), on so many nodes.
+  TrainingPlan(const Config& config, const Device& device, int rank = 0, int ranks = 1, int nodes = 1);
   TrainingPlan(const TrainingPlan&) = delete;
 
   StepState* scalars() const { return static_cast<StepState*>(state.data); }
@@ -25,12 +25,12 @@ struct TrainingPlan {
   // those of its targets' losses in the step's loss.
   void enqueue_load(Device& device, std::span<const std::int32_t> inputs,
                     std::span<const std::int32_t> targets, std::span<const float> weights) const;
-  // Computes the loss and gradients of the loaded micro-batch and adds them to the leaf's.
-  void add_micro_batch(Device& device);
-  // Adds the gradients of all leaves, and sets the scalars that decide on the update.
-  void judge(Device& device, Communicator& communicator) const;
-  // AdamW, unless the scalars say no.
-  void update(Device& device, Communicator& communicator) const;
+  // The replicas must be connected, to this device, for what follows.
+  // Computes the loss and gradients of the loaded micro-batch and adds them to the leaf's. `last`: of the
+  // step, on this rank.
+  void add_micro_batch(Device& device, bool last);
+  void judge() const;           // sets the scalars that decide on the update
+  void update(Device& device);  // AdamW, unless the scalars say no
 
   Rounding rounding() const;  // train.rounding
 
@@ -45,7 +45,9 @@ struct TrainingPlan {
   Tensor workspace;      // temporary memory of operations
 
  private:
-  void run_passes(Device& survey, int rank, int ranks);  // every operation of a step and of a save
+  TrainingPlan(const Config& config, const Device& device, const Sharding& sharding);
+  void run_passes(Device& survey, const Sharding& sharding);  // every operation of a step and of a save
+  void update(Device& device, const ParameterSet::Group& group, const Piece& piece) const;
 };
 
 }  // namespace goat
