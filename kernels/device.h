@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "kernels/memory_access.h"
 #include "kernels/operations.h"
 
 namespace goat {
@@ -118,11 +120,20 @@ class Device {
   // Checks the operands and enqueues the operation.
   template <class Operation>
   void run(const Operation& op) {
-    check(op);
+    if (watches_accesses())
+      note_accesses(accesses_of([&] { check(op); }));
+    else
+      check(op);
     launch(op);
   }
 
  protected:
+  friend class Workspace;
+  // A device that looks for streams which do not wait for each other is told of what each operation accesses,
+  // before it is enqueued: of the operands, and of the workspace. It may throw std::runtime_error.
+  virtual bool watches_accesses() const { return false; }
+  virtual void note_accesses(std::span<const MemoryAccess>) const {}
+
 #define GOAT_DECLARE_LAUNCH(Operation, name) virtual void launch(const Operation& op) = 0;
   GOAT_FOR_EACH_OPERATION(GOAT_DECLARE_LAUNCH)
 #undef GOAT_DECLARE_LAUNCH

@@ -33,11 +33,11 @@ void check_norm_forward(Signature& s, const NormForward& op) {
   s.together("residual", op.residual, "sum", op.sum);
   if (op.residual) {
     s.contiguous("residual", op.residual, activation, {"N", "C"});
-    s.contiguous("sum", op.sum, activation, {"N", "C"});
+    s.contiguous(written("sum"), op.sum, activation, {"N", "C"});
   }
   s.contiguous("weight", op.weight, f32, {"C"});
-  s.contiguous("out", op.out, activation, {"N", "C"});
-  s.contiguous("rstd", op.rstd, f32, {"N"});
+  s.contiguous(written("out"), op.out, activation, {"N", "C"});
+  s.contiguous(written("rstd"), op.rstd, f32, {"N"});
   s.require(s["C"] >= 1, "C >= 1", {"C"});
   require_positive(s, "eps", op.eps);
 }
@@ -48,8 +48,8 @@ void check_norm_backward(Signature& s, const NormBackward& op) {
   s.contiguous("sum", op.sum, activation, {"N", "C"});
   s.contiguous("rstd", op.rstd, f32, {"N"});
   s.contiguous("weight", op.weight, f32, {"C"});
-  s.contiguous("dsum", op.dsum, activation, {"N", "C"});
-  s.contiguous("dweight", op.dweight, f32, {"C"});
+  s.contiguous(written("dsum"), op.dsum, activation, {"N", "C"});
+  s.contiguous(written("dweight"), op.dweight, f32, {"C"});
   s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
@@ -70,28 +70,28 @@ void check(const EmbeddingForward& op) {
   Signature s("embedding_forward");
   s.contiguous("table", op.table, weight, {"V_p", "C"});
   s.contiguous("tokens", op.tokens, i32, {"N"});
-  s.contiguous("out", op.out, activation, {"N", "C"});
+  s.contiguous(written("out"), op.out, activation, {"N", "C"});
 }
 
 void check(const EmbeddingBackward& op) {
   Signature s("embedding_backward");
   s.contiguous("dout", op.dout, activation, {"N", "C"});
   s.contiguous("tokens", op.tokens, i32, {"N"});
-  s.contiguous("dtable", op.dtable, f32, {"V_p", "C"});
+  s.contiguous(written("dtable"), op.dtable, f32, {"V_p", "C"});
 }
 
 void check(const LayerNormForward& op) {
   Signature s("layernorm_forward");
   check_norm_forward(s, op);
   s.contiguous("bias", op.bias, f32, {"C"});
-  s.contiguous("mean", op.mean, f32, {"N"});
+  s.contiguous(written("mean"), op.mean, f32, {"N"});
 }
 
 void check(const LayerNormBackward& op) {
   Signature s("layernorm_backward");
   check_norm_backward(s, op);
   s.contiguous("mean", op.mean, f32, {"N"});
-  s.contiguous("dbias", op.dbias, f32, {"C"});
+  s.contiguous(written("dbias"), op.dbias, f32, {"C"});
 }
 
 void check(const RmsNormForward& op) {
@@ -114,7 +114,7 @@ void check_linear_forward(Signature& s, const auto& op) {
   s.contiguous("x", op.x, activation, {"N", "I"});
   s.contiguous("weight", op.weight, weight, {"O", "I"});
   if (op.bias) s.contiguous("bias", op.bias, weight, {"O"});
-  s.contiguous("out", op.out, activation, {"N", "O"});
+  s.contiguous(written("out"), op.out, activation, {"N", "O"});
   check_linear_extents(s);
 }
 
@@ -134,49 +134,49 @@ void check(const LinearForward& op) {
 void check(const LinearBackwardInput& op) {
   Signature s("linear_backward_input");
   check_linear_backward_input(s, op);
-  s.contiguous("dx", op.dx, activation, {"N", "I"});
+  s.contiguous(written("dx"), op.dx, activation, {"N", "I"});
 }
 
 void check(const LinearBackwardWeight& op) {
   Signature s("linear_backward_weight");
   s.contiguous("dout", op.dout, activation, {"N", "O"});
   s.contiguous("x", op.x, activation, {"N", "I"});
-  s.contiguous("dweight", op.dweight, f32, {"O", "I"});
-  if (op.dbias) s.contiguous("dbias", op.dbias, f32, {"O"});
+  s.contiguous(written("dweight"), op.dweight, f32, {"O", "I"});
+  if (op.dbias) s.contiguous(written("dbias"), op.dbias, f32, {"O"});
   check_linear_extents(s);
 }
 
 void check(const GeluForward& op) {
   Signature s("gelu_forward");
   s.elementwise("x", op.x, activation);
-  s.elementwise("out", op.out, activation);
+  s.elementwise(written("out"), op.out, activation);
 }
 
 void check(const GeluBackward& op) {
   Signature s("gelu_backward");
   s.elementwise("x", op.x, activation);
   s.elementwise("dout", op.dout, activation);
-  s.elementwise("dx", op.dx, activation);
+  s.elementwise(written("dx"), op.dx, activation);
 }
 
 void check(const LinearGeluForward& op) {
   Signature s("linear_gelu_forward");
   check_linear_forward(s, op);
-  s.contiguous("projected", op.projected, activation, {"N", "O"});
+  s.contiguous(written("projected"), op.projected, activation, {"N", "O"});
 }
 
 void check(const LinearGeluBackwardInput& op) {
   Signature s("linear_gelu_backward_input");
   check_linear_backward_input(s, op);
   s.contiguous("projected", op.projected, activation, {"N", "I"});
-  s.contiguous("dprojected", op.dprojected, activation, {"N", "I"});
+  s.contiguous(written("dprojected"), op.dprojected, activation, {"N", "I"});
 }
 
 void check(const SwigluForward& op) {
   Signature s("swiglu_forward");
   s.strided("gate", op.gate, activation, {"N", "F"});
   s.strided("up", op.up, activation, {"N", "F"});
-  s.contiguous("out", op.out, activation, {"N", "F"});
+  s.contiguous(written("out"), op.out, activation, {"N", "F"});
 }
 
 void check(const SwigluBackward& op) {
@@ -184,15 +184,15 @@ void check(const SwigluBackward& op) {
   s.contiguous("dout", op.dout, activation, {"N", "F"});
   s.strided("gate", op.gate, activation, {"N", "F"});
   s.strided("up", op.up, activation, {"N", "F"});
-  s.strided("dgate", op.dgate, activation, {"N", "F"});
-  s.strided("dup", op.dup, activation, {"N", "F"});
+  s.strided(written("dgate"), op.dgate, activation, {"N", "F"});
+  s.strided(written("dup"), op.dup, activation, {"N", "F"});
 }
 
 void check(const Rope& op) {
   Signature s("rope");
   s.require(op.q || op.k, "q or k or both");
-  if (op.q) s.strided("q", op.q, activation, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided("k", op.k, activation, {"B", "T", "H", "d_h"});
+  if (op.q) s.strided(written("q"), op.q, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H", "d_h"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "d_h/2", "2"});
   s.require(s["d_h"] == 2 * s["d_h/2"], "d_h = 2 (d_h/2)", {"d_h", "d_h/2"});
   s.scalar("first_position", op.first_position,
@@ -204,7 +204,7 @@ void check(const FourierTable& op) {
   Signature s("fourier_table");
   s.contiguous("frequency", op.frequency, f32_or_f64, {"R"});
   s.contiguous("positions", op.positions, i32, {"T", "A"});
-  s.contiguous("table", op.table, f32, {"T", "R", "2"});
+  s.contiguous(written("table"), op.table, f32, {"T", "R", "2"});
   require_coordinates(s);
 }
 
@@ -213,7 +213,7 @@ void check(const SinkFeatures& op) {
   s.contiguous("frequency", op.frequency, f64, {"M"});
   s.define("2M+2", 2 * s["M"] + 2, "frequency");
   s.contiguous("positions", op.positions, i32, {"T", "A"});
-  s.contiguous("features", op.features, f32, {"T", "2M+2"});
+  s.contiguous(written("features"), op.features, f32, {"T", "2M+2"});
   require_coordinates(s);
   s.scalar("train_length", op.train_length, op.train_length >= 1, "at least 1 token");
 }
@@ -225,8 +225,8 @@ void check(const SinkForward& op) {
   s.contiguous("b1", op.b1, f32, {"n"});
   s.contiguous("w2", op.w2, f32, {"H", "n"});
   s.contiguous("bump", op.bump, f32, {"H"});
-  s.contiguous("hidden", op.hidden, f32, {"T", "n"});
-  s.contiguous("key_bias", op.key_bias, f32, {"H", "T"});
+  s.contiguous(written("hidden"), op.hidden, f32, {"T", "n"});
+  s.contiguous(written("key_bias"), op.key_bias, f32, {"H", "T"});
 }
 
 void check(const SinkBackward& op) {
@@ -235,18 +235,18 @@ void check(const SinkBackward& op) {
   s.contiguous("hidden", op.hidden, f32, {"T", "n"});
   s.contiguous("w2", op.w2, f32, {"H", "n"});
   s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T"});
-  s.contiguous("dkey_bias_sum", op.dkey_bias_sum, f32, {"H", "T"});
-  s.contiguous("dw1", op.dw1, f32, {"n", "F"});
-  s.contiguous("db1", op.db1, f32, {"n"});
-  s.contiguous("dw2", op.dw2, f32, {"H", "n"});
-  s.contiguous("dbump", op.dbump, f32, {"H"});
+  s.contiguous(written("dkey_bias_sum"), op.dkey_bias_sum, f32, {"H", "T"});
+  s.contiguous(written("dw1"), op.dw1, f32, {"n", "F"});
+  s.contiguous(written("db1"), op.db1, f32, {"n"});
+  s.contiguous(written("dw2"), op.dw2, f32, {"H", "n"});
+  s.contiguous(written("dbump"), op.dbump, f32, {"H"});
 }
 
 void check(const PriorLanesForward& op) {
   Signature s("prior_lanes_forward");
   s.require(op.q || op.k, "q or k or both");
-  if (op.q) s.strided("q", op.q, activation, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided("k", op.k, activation, {"B", "T", "H", "d_h"});
+  if (op.q) s.strided(written("q"), op.q, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H", "d_h"});
   s.contiguous("alpha", op.alpha, f32, {"H", "R"});
   s.contiguous("beta", op.beta, f32, {"H", "R"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "R", "2"});
@@ -267,17 +267,17 @@ void check(const PriorLanesBackward& op) {
   s.contiguous("fourier", op.fourier, f32, {"T", "R", "2"});
   s.contiguous("positions", op.positions, i32, {"T", "A"});
   s.contiguous("dq_lanes", op.dq_lanes, f32, {"B", "H", "T", "2R"});
-  s.contiguous("dalpha", op.dalpha, f32, {"H", "R"});
-  s.contiguous("dbeta", op.dbeta, f32, {"H", "R"});
+  s.contiguous(written("dalpha"), op.dalpha, f32, {"H", "R"});
+  s.contiguous(written("dbeta"), op.dbeta, f32, {"H", "R"});
   s.together("dlambda", op.dlambda, "dslope", op.dslope);
   if (op.dlambda) {
     s.contiguous("dslope", op.dslope, f32, {"B", "H", "T"});
-    s.contiguous("dlambda", op.dlambda, f32, {"H"});
+    s.contiguous(written("dlambda"), op.dlambda, f32, {"H"});
   }
   s.together("dfrequency", op.dfrequency, "dk_lanes", op.dk_lanes);
   if (op.dfrequency) {
     s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T", "2R"});
-    s.contiguous("dfrequency", op.dfrequency, f32, {"R"});
+    s.contiguous(written("dfrequency"), op.dfrequency, f32, {"R"});
   }
   require_coordinates(s);
 }
@@ -285,21 +285,21 @@ void check(const PriorLanesBackward& op) {
 void check(const SoftplusForward& op) {
   Signature s("softplus_forward");
   s.elementwise("x", op.x, f32);
-  s.elementwise("out", op.out, f32);
+  s.elementwise(written("out"), op.out, f32);
 }
 
 void check(const SoftplusBackward& op) {
   Signature s("softplus_backward");
   s.elementwise("x", op.x, f32);
   s.elementwise("dout", op.dout, f32);
-  s.elementwise("dx", op.dx, f32);
+  s.elementwise(written("dx"), op.dx, f32);
 }
 
 void check(const AttentionForward& op) {
   Signature s("attention_forward");
   check_attention_inputs(s, op);
-  s.contiguous("out", op.out, activation, {"B", "T_q", "H", "d_h"});
-  s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
+  s.contiguous(written("out"), op.out, activation, {"B", "T_q", "H", "d_h"});
+  s.contiguous(written("lse"), op.lse, f32, {"B", "H", "T_q"});
 }
 
 void check(const AttentionBackward& op) {
@@ -308,14 +308,14 @@ void check(const AttentionBackward& op) {
   s.contiguous("out", op.out, activation, {"B", "T_q", "H", "d_h"});
   s.contiguous("lse", op.lse, f32, {"B", "H", "T_q"});
   s.contiguous("dout", op.dout, activation, {"B", "T_q", "H", "d_h"});
-  s.contiguous("delta", op.delta, f32, {"B", "H", "T_q"});
-  s.strided("dq", op.dq, activation, {"B", "T_q", "H", "d_h"});
-  s.strided("dk", op.dk, activation, {"B", "T_k", "H", "d_h"});
-  s.strided("dv", op.dv, activation, {"B", "T_k", "H", "d_h"});
-  if (op.dq_lanes) s.contiguous("dq_lanes", op.dq_lanes, f32, {"B", "H", "T_q", "2R"});
-  if (op.dk_lanes) s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T_k", "2R"});
-  if (op.dkey_bias) s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T_k"});
-  if (op.dslope) s.contiguous("dslope", op.dslope, f32, {"B", "H", "T_k"});
+  s.contiguous(written("delta"), op.delta, f32, {"B", "H", "T_q"});
+  s.strided(written("dq"), op.dq, activation, {"B", "T_q", "H", "d_h"});
+  s.strided(written("dk"), op.dk, activation, {"B", "T_k", "H", "d_h"});
+  s.strided(written("dv"), op.dv, activation, {"B", "T_k", "H", "d_h"});
+  if (op.dq_lanes) s.contiguous(written("dq_lanes"), op.dq_lanes, f32, {"B", "H", "T_q", "2R"});
+  if (op.dk_lanes) s.contiguous(written("dk_lanes"), op.dk_lanes, f32, {"B", "H", "T_k", "2R"});
+  if (op.dkey_bias) s.contiguous(written("dkey_bias"), op.dkey_bias, f32, {"B", "H", "T_k"});
+  if (op.dslope) s.contiguous(written("dslope"), op.dslope, f32, {"B", "H", "T_k"});
   s.require(s["2R"] % 2 == 0, "an even number of lanes", {"2R"});
   s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - s["2R"],
            "1 <= content_dim <= d_h - 2R", {"d_h", "2R"});
@@ -323,9 +323,9 @@ void check(const AttentionBackward& op) {
 
 void check(const CrossEntropy& op) {
   Signature s("cross_entropy");
-  s.contiguous("logits", op.logits, activation, {"N", "V_p"});
+  s.contiguous(op.backward ? written("logits") : "logits", op.logits, activation, {"N", "V_p"});
   s.contiguous("targets", op.targets, i32, {"N"});
-  s.contiguous("losses", op.losses, f32, {"N"});
+  s.contiguous(written("losses"), op.losses, f32, {"N"});
   if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
   s.scalar("weight", op.weight, std::isfinite(op.weight), "a finite number");
   s.scalar("vocab", op.vocab, op.vocab >= 1 && op.vocab <= s["V_p"], "1 <= vocab <= V_p", {"V_p"});
@@ -333,7 +333,7 @@ void check(const CrossEntropy& op) {
 
 void check(const AddLoss& op) {
   Signature s("add_loss");
-  s.given("sum", op.sum);
+  s.given(written("sum"), op.sum);
   s.contiguous("losses", op.losses, f32, {"N"});
   if (op.weights) s.contiguous("weights", op.weights, f32, {"N"});
   s.scalar("weight", op.weight, std::isfinite(op.weight), "a finite number");
@@ -343,12 +343,12 @@ void check(const SquaredSums& op) {
   Signature s("squared_sums");
   s.elementwise("x", op.x, f32);
   s.define("chunks", (op.x.elements() + SquaredSums::chunk - 1) / SquaredSums::chunk, "x");
-  s.contiguous("sums", op.sums, f64, {"chunks"});
+  s.contiguous(written("sums"), op.sums, f64, {"chunks"});
 }
 
 void check(const StepVerdict& op) {
   Signature s("step_verdict");
-  s.given("state", op.state);
+  s.given(written("state"), op.state);
   s.strided("losses", op.losses, f64, {"N", "k"});
   if (op.flags) s.strided("flags", op.flags, f64, {"N", "F"});
   s.require(!op.flags || s["F"] == StepState::most_flags, "F = 2", {"F"});
@@ -366,11 +366,11 @@ void check(const StepVerdict& op) {
 void check(const AdamW& op) {
   Signature s("adamw");
   s.given("state", op.state);
-  s.elementwise("param", op.param, real);
+  s.elementwise(written("param"), op.param, real);
   const bool needs_master = op.param.dtype == DType::bf16;
-  if (op.master || needs_master) s.elementwise("master", op.master, f32);
-  s.elementwise("m", op.m, f32);
-  s.elementwise("v", op.v, f32);
+  if (op.master || needs_master) s.elementwise(written("master"), op.master, f32);
+  s.elementwise(written("m"), op.m, f32);
+  s.elementwise(written("v"), op.v, f32);
   s.elementwise("grad", op.grad, f32);
   s.scalar("beta1", op.beta1, op.beta1 >= 0 && op.beta1 < 1, "0 <= beta1 < 1");
   s.scalar("beta2", op.beta2, op.beta2 >= 0 && op.beta2 < 1, "0 <= beta2 < 1");
@@ -383,25 +383,25 @@ void check(const AdamW& op) {
 
 void check(const Fill& op) {
   Signature s("fill");
-  s.elementwise("out", op.out, real);
+  s.elementwise(written("out"), op.out, real);
 }
 
 void check(const Cast& op) {
   Signature s("cast");
   s.elementwise("x", op.x, real);
-  s.elementwise("out", op.out, real);
+  s.elementwise(written("out"), op.out, real);
 }
 
 void check(const SumParts& op) {
   Signature s("sum_parts");
   s.strided("parts", op.parts, f32, {"N", "n"});
-  s.contiguous("out", op.out, f32, {"n"});
+  s.contiguous(written("out"), op.out, f32, {"n"});
   s.require(s["N"] >= 1 && s["N"] <= SumParts::most_parts, "1 <= N <= 1024", {"N"});
 }
 
 void check(const WeightsHash& op) {
   Signature s("weights_hash");
-  s.given("hash", op.hash);
+  s.given(written("hash"), op.hash);
   s.elementwise("x", op.x, real);
   s.scalar("first_element", op.first_element, op.first_element >= 0, "at least 0");
 }

@@ -5,9 +5,13 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "kernels/memory_access.h"
+
 namespace goat {
 
 namespace {
+thread_local std::vector<MemoryAccess>* noted = nullptr;  // of accesses_of()
+
 bool is_number(const char* symbol) {
   return *symbol >= '0' && *symbol <= '9' && std::strspn(symbol, "0123456789") == std::strlen(symbol);
 }
@@ -41,38 +45,69 @@ const char* text_of(Element element) {
 bool last_dimension_has_gaps(const Tensor& t) {
   return t.rank > 0 && t.shape[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1;
 }
+
+// From the first to the last element.
+std::size_t extent_in_bytes(const Tensor& t) {
+  if (t.elements() == 0) return 0;
+  std::int64_t last = 0;
+  for (int dim = 0; dim < t.rank; ++dim) last += (t.shape[dim] - 1) * t.stride[dim];
+  return static_cast<std::size_t>(last + 1) * size_of(t.dtype);
+}
 }  // namespace
 
-void Signature::contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents) {
-  present(field, tensor);
-  check_element(field, tensor, element);
-  check_shape(field, tensor, extents);
-  if (!tensor.is_contiguous()) fail(field, tensor, "expected a contiguous tensor");
+std::vector<MemoryAccess> accesses_of(const std::function<void()>& check) {
+  struct Notes {
+    std::vector<MemoryAccess> accesses;
+    Notes() { noted = &accesses; }
+    Notes(const Notes&) = delete;
+    Notes& operator=(const Notes&) = delete;
+    ~Notes() { noted = nullptr; }
+  } notes;
+  check();
+  return std::move(notes.accesses);
 }
 
-void Signature::strided(const char* field, const Tensor& tensor, Element element, Symbols extents) {
-  present(field, tensor);
-  check_element(field, tensor, element);
-  check_shape(field, tensor, extents);
+void Signature::contiguous(Field field, const Tensor& tensor, Element element, Symbols extents) {
+  present(field.name, tensor);
+  check_element(field.name, tensor, element);
+  check_shape(field.name, tensor, extents);
+  if (!tensor.is_contiguous()) fail(field.name, tensor, "expected a contiguous tensor");
+  note(field, tensor);
+}
+
+void Signature::strided(Field field, const Tensor& tensor, Element element, Symbols extents) {
+  present(field.name, tensor);
+  check_element(field.name, tensor, element);
+  check_shape(field.name, tensor, extents);
   if (last_dimension_has_gaps(tensor))
-    fail(field, tensor,
+    fail(field.name, tensor,
          "expected stride 1 in the last dimension, not " + std::to_string(tensor.stride[tensor.rank - 1]));
+  note(field, tensor);
 }
 
-void Signature::elementwise(const char* field, const Tensor& tensor, Element element) {
-  present(field, tensor);
-  check_element(field, tensor, element);
-  if (!tensor.is_contiguous()) fail(field, tensor, "expected a contiguous tensor");
+void Signature::elementwise(Field field, const Tensor& tensor, Element element) {
+  present(field.name, tensor);
+  check_element(field.name, tensor, element);
+  if (!tensor.is_contiguous()) fail(field.name, tensor, "expected a contiguous tensor");
   if (!elementwise_field_) {
     elementwise_ = tensor;
-    elementwise_field_ = field;
+    elementwise_field_ = field.name;
   } else if (tensor.rank != elementwise_.rank || tensor.shape != elementwise_.shape) {
-    fail(field, tensor, "expected shape " + elementwise_.shape_text() + " like " + elementwise_field_);
+    fail(field.name, tensor, "expected shape " + elementwise_.shape_text() + " like " + elementwise_field_);
   }
+  note(field, tensor);
 }
 
-void Signature::given(const char* field, const void* operand) const {
-  if (!operand) fail(std::string(field) + " is missing");
+void Signature::given(Field field, const void* operand, std::size_t bytes) const {
+  if (!operand) fail(std::string(field.name) + " is missing");
+  note(field, operand, bytes);
+}
+
+void Signature::note(Field field, const void* memory, std::size_t bytes) const {
+  if (noted) noted->push_back({memory, bytes, field.written, std::string(field.name) + " of " + operation_});
+}
+void Signature::note(Field field, const Tensor& tensor) const {
+  if (noted) note(field, tensor.data, extent_in_bytes(tensor));
 }
 
 void Signature::together(const char* field, const Tensor& tensor, const char* other_field,

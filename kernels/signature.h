@@ -5,11 +5,14 @@
 //   s.contiguous("x", op.x, Element::activation, {"N", "C"});  // the first operand with an N or C defines it
 //   s.contiguous("weight", op.weight, Element::f32, {"C"});    // later operands must have the same C
 //
+//   s.contiguous(written("out"), op.out, Element::activation, {"N", "C"});  // the operation writes it
+//
 // A mismatch throws std::invalid_argument, for example
 // "layernorm_forward: weight [3] f32: expected shape [C] = [4] (C = 4 in x)".
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -28,6 +31,19 @@ enum class Element {
   i32
 };
 
+// The name of an operand, and whether the operation writes it. What it adds to or changes in place is
+// written.
+struct Field {
+  const char* name;
+  bool written = false;
+  Field(const char* operand) : name(operand) {}
+};
+inline Field written(const char* operand) {
+  Field field = operand;
+  field.written = true;
+  return field;
+}
+
 class Signature {
  public:
   // The symbols of a shape's extents: "C", "2R". A number such as "2" is a fixed extent.
@@ -37,14 +53,17 @@ class Signature {
 
   // A required operand. contiguous: row-major without gaps. strided: only the last dimension
   // must be contiguous.
-  void contiguous(const char* field, const Tensor& tensor, Element element, Symbols extents);
-  void strided(const char* field, const Tensor& tensor, Element element, Symbols extents);
+  void contiguous(Field field, const Tensor& tensor, Element element, Symbols extents);
+  void strided(Field field, const Tensor& tensor, Element element, Symbols extents);
   // A required contiguous operand of any shape. All operands checked with this function must have
   // the same shape.
-  void elementwise(const char* field, const Tensor& tensor, Element element);
+  void elementwise(Field field, const Tensor& tensor, Element element);
 
   // A required operand that is not a tensor.
-  void given(const char* field, const void* operand) const;
+  template <class T>
+  void given(Field field, const T* operand) const {
+    given(field, operand, sizeof(T));
+  }
   // Two optional operands that must be both present or both absent.
   void together(const char* field, const Tensor& tensor, const char* other_field, const Tensor& other) const;
 
@@ -69,6 +88,9 @@ class Signature {
   };
   static constexpr int max_bindings = 12;
 
+  void given(Field field, const void* operand, std::size_t bytes) const;
+  void note(Field field, const void* memory, std::size_t bytes) const;
+  void note(Field field, const Tensor& tensor) const;
   const Binding* find(const char* symbol) const;
   void present(const char* field, const Tensor& tensor) const;
   void check_element(const char* field, const Tensor& tensor, Element element);

@@ -15,6 +15,15 @@ WorkspaceMemory Workspace::use(WorkspaceMemory memory) {
 
 void* Workspace::take(const char* operation, std::size_t bytes) {
   if (bytes == 0) return nullptr;
+  void* const memory = memory_for(operation, bytes);
+  if (device_.watches_accesses()) {
+    const MemoryAccess access{memory, bytes, true, std::string("the workspace of ") + operation};
+    device_.note_accesses({&access, 1});
+  }
+  return memory;
+}
+
+void* Workspace::memory_for(const char* operation, std::size_t bytes) {
   if (given_.data) {
     if (bytes > given_.bytes)
       throw std::logic_error(std::string(operation) + ": needs a workspace of " + std::to_string(bytes) +

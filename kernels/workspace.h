@@ -36,6 +36,7 @@ class Workspace {
 
  private:
   void* take(const char* operation, std::size_t bytes);
+  void* memory_for(const char* operation, std::size_t bytes);
 
   const Device& device_;
   Allocate allocate_;

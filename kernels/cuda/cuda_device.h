@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,8 @@ class CudaDevice : public Device {
   std::size_t workspace(const StepVerdict& op) const override;
 
  protected:
+  bool watches_accesses() const override;
+  void note_accesses(std::span<const MemoryAccess> accesses) const override;
 #define GOAT_OVERRIDE_LAUNCH(Operation, name) void launch(const Operation& op) override;
   GOAT_FOR_EACH_OPERATION(GOAT_OVERRIDE_LAUNCH)
 #undef GOAT_OVERRIDE_LAUNCH

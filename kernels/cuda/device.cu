@@ -109,6 +109,11 @@ void CudaDevice::synchronize() {
   runtime::synchronize(stream_);
 }
 
+bool CudaDevice::watches_accesses() const { return runtime::watches_accesses(stream_); }
+void CudaDevice::note_accesses(std::span<const MemoryAccess> accesses) const {
+  runtime::note_accesses(stream_, accesses);
+}
+
 std::unique_ptr<DeviceEvent> CudaDevice::make_event() { return std::make_unique<StreamEvent>(); }
 void CudaDevice::record(DeviceEvent& event) {
   refuse_in_capture("record");

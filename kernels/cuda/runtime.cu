@@ -151,6 +151,9 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
+bool watches_accesses(Stream) { return false; }
+void note_accesses(Stream, std::span<const MemoryAccess>) {}
+
 Event create_event() {
   Event event{};
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));  // a wait leaves the core to others

@@ -3,9 +3,11 @@
 // if memory is short.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "kernels/cuda/target.cuh"
+#include "kernels/memory_access.h"
 
 namespace goat::GOAT_TARGET::runtime {
 
@@ -39,6 +41,12 @@ void download(void* host, const void* device, std::size_t bytes, Stream stream);
 void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream stream);
 void enqueue_download(void* host, const void* device, std::size_t bytes, Stream stream);
 void copy(void* to, const void* from, std::size_t bytes, Stream stream);
+
+// Whether note_accesses() has anything to do: on a GPU never. It tells what work that is about to be enqueued
+// accesses, besides the copies above. Throws std::runtime_error if work of another stream accesses the same
+// memory, one of the two writes, and neither waits for the other.
+bool watches_accesses(Stream stream);
+void note_accesses(Stream stream, std::span<const MemoryAccess> accesses);
 
 Event create_event();
 void destroy_event(Event event) noexcept;

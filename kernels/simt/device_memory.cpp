@@ -84,6 +84,12 @@ Allocation* DeviceMemory::find(const void* place) {
   return offset < allocation->bytes + guard ? allocation : nullptr;
 }
 
+std::size_t DeviceMemory::bytes_at(const void* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto found = allocations_.find(static_cast<const unsigned char*>(memory));
+  return found == allocations_.end() ? 0 : found->second->bytes;
+}
+
 bool DeviceMemory::contains(const void* place, std::size_t bytes) {
   struct Latest {
     const DeviceMemory* of = nullptr;
@@ -135,6 +141,7 @@ void* device_allocate(std::size_t bytes) {
 }
 void device_release(void* memory) {
   StreamQueues::instance().finish_all();
+  StreamQueues::instance().forget(memory, DeviceMemory::instance().bytes_at(memory));
   DeviceMemory::instance().release(memory);
 }
 

@@ -40,6 +40,7 @@ class DeviceMemory {
   // The allocation that contains `place`, or that ends less than a guard band before it. Null if
   // there is none.
   Allocation* find(const void* place);
+  std::size_t bytes_at(const void* memory);  // of the allocation that begins there, 0 if none does
   // Whether [place, place + bytes) is inside one allocation. Fast for the allocation of the previous call.
   bool contains(const void* place, std::size_t bytes);
 

@@ -61,6 +61,7 @@ Options environment_options() {
   read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}},
                    result.architecture);
   read_choice<bool>("GOAT_SIMT_LEAKS", {{"0", false}, {"1", true}}, result.leaks);
+  read_choice<bool>("GOAT_SIMT_STREAM_RACES", {{"0", false}, {"1", true}}, result.stream_races);
   read_number("GOAT_SIMT_SEED", std::uint64_t{0}, result.seed);
   read_number("GOAT_SIMT_THREADS", 0, result.threads);
   read_number("GOAT_SIMT_MULTIPROCESSORS", 1, result.multiprocessors);

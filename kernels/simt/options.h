@@ -1,7 +1,7 @@
 // Options of the simulated device. Tests set options(). Environment variables set the initial values:
 //   GOAT_SIMT_ORDER=ascending|descending|random  GOAT_SIMT_COPIES=early|late|random  GOAT_SIMT_SEED=n
 //   GOAT_SIMT_STREAMS=at_once|late|random  GOAT_SIMT_THREADS=n  GOAT_SIMT_ARCHITECTURE=80|86|89|90|120
-//   GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1
+//   GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1  GOAT_SIMT_STREAM_RACES=0|1
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,11 @@ struct Options {
   int threads = 0;
   // Fills new device memory, and the shared memory of every block, with 0xFF (NaN, or -1).
   bool poison = true;
-  bool strict = true;       // refuse a barrier that some threads miss because they have returned
-  bool races = true;        // search for races; needs kernels compiled with -fsanitize=thread
+  bool strict = true;  // refuse a barrier that some threads miss because they have returned
+  bool races = true;   // search for races; needs kernels compiled with -fsanitize=thread
+  // Refuse work of a stream that accesses what another stream accesses, where one of them writes and neither
+  // waits for the other. Needs no particular order of work, and no work of kernels outside of Device::run.
+  bool stream_races = true;
   int architecture = 90;    // sets the limit of shared memory: 80, 86, 89, 90 or 120
   int multiprocessors = 2;  // of devices opened from now on; kernels choose their grids by it
   int grid_limit = 65535;   // largest number of blocks in y and in z

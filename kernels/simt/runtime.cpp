@@ -2,6 +2,7 @@
 #include "kernels/cuda/runtime.cuh"
 
 #include <cstring>
+#include <initializer_list>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -35,10 +36,22 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);  // an empty tensor may have no memory
 }
 
+// What a copy reads or writes.
+struct Side {
+  const void* memory;
+  bool writes;
+  const char* what;
+};
+using Sides = std::initializer_list<Side>;
+void note_sides(Stream stream, Sides sides, std::size_t bytes) {
+  for (const Side& side : sides) note_access(stream, side.memory, bytes, side.writes, side.what);
+}
+
 // Enqueues a copy whose memory `check` checks, now and again when the copy runs.
 template <class Check, class Copy>
-void enqueue_checked(Stream stream, Check check, Copy copy) {
+void enqueue_checked(Stream stream, Check check, Copy copy, Sides sides, std::size_t bytes) {
   check();
+  note_sides(stream, sides, bytes);
   enqueue_work(stream, [check, copy] {
     check();
     copy();
@@ -76,7 +89,9 @@ void* allocate_host(std::size_t bytes) {
   return DeviceMemory::page_locked().allocate(bytes, options().poison);
 }
 void release_host(void* memory) noexcept {
-  if (memory) DeviceMemory::page_locked().release(memory);
+  if (!memory) return;
+  StreamQueues::instance().forget(memory, DeviceMemory::page_locked().bytes_at(memory));
+  DeviceMemory::page_locked().release(memory);
 }
 
 void set_zero(void* memory, std::size_t bytes, Stream stream) {
@@ -84,11 +99,13 @@ void set_zero(void* memory, std::size_t bytes, Stream stream) {
       stream, [=] { require_device_memory(memory, bytes, "set_zero"); },
       [=] {
         if (bytes > 0) std::memset(memory, 0, bytes);
-      });
+      },
+      {{memory, true, "the memory of set_zero"}}, bytes);
 }
 
 void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
   require_device_memory(device, bytes, "upload");
+  note_access(stream, device, bytes, true, "the target of upload");
   if (runs_at_once(stream)) return copy_bytes(device, host, bytes);
   const auto* first = static_cast<const unsigned char*>(host);
   append(stream, [=, staged = std::vector<unsigned char>(first, first + bytes)] {
@@ -100,7 +117,7 @@ void upload(void* device, const void* host, std::size_t bytes, Stream stream) {
 void download(void* host, const void* device, std::size_t bytes, Stream stream) {
   enqueue_checked(
       stream, [=] { require_device_memory(device, bytes, "download"); },
-      [=] { copy_bytes(host, device, bytes); });
+      [=] { copy_bytes(host, device, bytes); }, {{device, false, "the source of download"}}, bytes);
   synchronize(stream);
 }
 
@@ -109,7 +126,9 @@ void enqueue_upload(void* device, const void* host, std::size_t bytes, Stream st
     require_device_memory(device, bytes, "enqueue_upload");
     require_page_locked(host, bytes, "enqueue_upload");
   };
-  enqueue_checked(stream, check, [=] { copy_bytes(device, host, bytes); });
+  enqueue_checked(
+      stream, check, [=] { copy_bytes(device, host, bytes); },
+      {{host, false, "the source of enqueue_upload"}, {device, true, "the target of enqueue_upload"}}, bytes);
 }
 
 // Until the copy runs, the host memory is poisoned, so that a host that reads it too early does not find what
@@ -120,6 +139,10 @@ void enqueue_download(void* host, const void* device, std::size_t bytes, Stream 
     require_page_locked(host, bytes, "enqueue_download");
   };
   check();
+  note_sides(
+      stream,
+      {{device, false, "the source of enqueue_download"}, {host, true, "the target of enqueue_download"}},
+      bytes);
   if (runs_at_once(stream)) return copy_bytes(host, device, bytes);
   if (options().poison && bytes > 0) std::memset(host, 0xFF, bytes);
   append(stream, [=] {
@@ -133,7 +156,14 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
     require_device_memory(to, bytes, "copy");
     require_device_memory(from, bytes, "copy");
   };
-  enqueue_checked(stream, check, [=] { copy_bytes(to, from, bytes); });
+  enqueue_checked(
+      stream, check, [=] { copy_bytes(to, from, bytes); },
+      {{from, false, "the source of copy"}, {to, true, "the target of copy"}}, bytes);
+}
+
+bool watches_accesses(Stream stream) { return stream && StreamQueues::instance().watches(*stream); }
+void note_accesses(Stream stream, std::span<const MemoryAccess> accesses) {
+  if (stream) StreamQueues::instance().note(*stream, accesses);
 }
 
 Event create_event() { return new EventState; }

@@ -26,13 +26,16 @@ StreamQueues& StreamQueues::instance() {
 
 StreamQueue* StreamQueues::create() {
   const std::lock_guard lock(mutex_);
-  return streams_.emplace_back(std::make_unique<StreamQueue>()).get();
+  StreamQueue* const stream = streams_.emplace_back(std::make_unique<StreamQueue>()).get();
+  order_.add(stream->number_ = ++latest_number_);
+  return stream;
 }
 
 void StreamQueues::destroy(StreamQueue* stream) {
   const std::lock_guard lock(mutex_);
   run_pending(*stream);
   if (stream->failure_ && !stream->failure_->thrown) print(stream->failure_->error);
+  order_.remove(stream->number_);
   std::erase_if(streams_, [&](const auto& one) { return one.get() == stream; });
 }
 
@@ -56,6 +59,7 @@ void StreamQueues::append(StreamQueue& stream, StreamEntry entry) {
 void StreamQueues::finish(StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
   require_not_recording(stream, "a wait for the stream");
+  order_.host_follows(order_.record(stream.number_));
   run_pending(stream);
   throw_failure(stream);
 }
@@ -67,10 +71,32 @@ void StreamQueues::finish_all() {
 
 void StreamQueues::finish(EventRecord& record) {
   const std::lock_guard lock(mutex_);
+  order_.host_follows(record.behind);
   run_until(record);
   if (!record.failure) return;
   record.failure->thrown = true;
   std::rethrow_exception(record.failure->error);
+}
+
+bool StreamQueues::watches_now(const StreamQueue& stream) const {
+  return options().stream_races && (streams_.size() > 1 || stream.recording_);
+}
+
+bool StreamQueues::watches(const StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  return watches_now(stream);
+}
+
+void StreamQueues::note(StreamQueue& stream, std::span<const MemoryAccess> accesses) {
+  const std::lock_guard lock(mutex_);
+  if (!watches_now(stream)) return;
+  order_.forget_what_all_are_behind();
+  order_.note(stream.number_, accesses);
+}
+
+void StreamQueues::forget(const void* memory, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  order_.forget(memory, bytes);
 }
 
 void StreamQueues::record(EventState& event, StreamQueue& stream) {
@@ -78,6 +104,7 @@ void StreamQueues::record(EventState& event, StreamQueue& stream) {
   require_not_recording(stream, "record");
   const auto latest = std::make_shared<EventRecord>();
   latest->stream = &stream;
+  latest->behind = order_.record(stream.number_);
   push(stream, {.work = {}, .recorded = latest, .awaited = {}});
   event.latest = latest;
 }
@@ -85,7 +112,9 @@ void StreamQueues::record(EventState& event, StreamQueue& stream) {
 void StreamQueues::await(StreamQueue& stream, const EventState& event) {
   const std::lock_guard lock(mutex_);
   require_not_recording(stream, "a wait of the stream for an event");
-  if (event.latest) push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
+  if (!event.latest) return;
+  order_.follow(stream.number_, event.latest->behind);
+  push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
 }
 
 void StreamQueues::begin_recording(StreamQueue& stream) {
@@ -183,6 +212,13 @@ void StreamQueues::run_any() {
 std::uint64_t StreamQueues::random() {
   if (const std::uint64_t seed = options().seed; seed != seed_) generator_.seed(seed_ = seed);
   return generator_();
+}
+
+void note_access(Stream stream, const void* memory, std::size_t bytes, bool writes, const char* what) {
+  StreamQueues& queues = StreamQueues::instance();
+  if (!stream || !queues.watches(*stream)) return;
+  const MemoryAccess access{memory, bytes, writes, what};
+  queues.note(*stream, {&access, 1});
 }
 
 }  // namespace goat::on_simt

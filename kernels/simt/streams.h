@@ -11,11 +11,14 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "kernels/memory_access.h"
 #include "kernels/simt/execution.h"
 #include "kernels/simt/options.h"
+#include "kernels/simt/stream_order.h"
 
 namespace goat::on_simt {
 
@@ -29,6 +32,7 @@ struct StreamFailure {
 // One call of record(). It is complete when its entry has run or was dropped.
 struct EventRecord {
   StreamQueue* stream = nullptr;       // valid until the record is complete
+  Clock behind;                        // what the record is behind
   std::atomic<bool> complete = false;  // set last: any host thread may read it
   std::chrono::steady_clock::time_point time{};
   std::shared_ptr<StreamFailure> failure;  // of the entry because of which it was dropped
@@ -39,6 +43,7 @@ struct EventState {
 
 struct RecordedGraph {
   std::vector<std::function<void()>> work;
+  std::vector<MemoryAccess> accesses;
 };
 
 // One entry has one of the three.
@@ -50,6 +55,7 @@ struct StreamEntry {
 
 class StreamQueue {
   friend class StreamQueues;
+  int number_ = 0;  // in the order in which this process creates streams, from 1
   std::deque<StreamEntry> pending_;
   std::shared_ptr<StreamFailure> failure_;    // not yet thrown
   std::unique_ptr<RecordedGraph> recording_;  // null unless work is recorded
@@ -69,6 +75,13 @@ class StreamQueues {
   void finish(StreamQueue& stream);  // runs what is pending; throws the stream's failure
   void finish_all();                 // for all streams; keeps their failures
   void finish(EventRecord& record);  // runs what the record needs; throws its failure
+
+  // Whether note() has anything to do. While this process has one stream, only recorded work is noted.
+  bool watches(const StreamQueue& stream);
+  // StreamOrder::note for work that the caller is about to enqueue.
+  void note(StreamQueue& stream, std::span<const MemoryAccess> accesses);
+  void forget(const void* memory, std::size_t bytes);
+
   void record(EventState& event, StreamQueue& stream);
   void await(StreamQueue& stream, const EventState& event);
 
@@ -76,6 +89,7 @@ class StreamQueues {
   std::unique_ptr<RecordedGraph> end_recording(StreamQueue& stream);
 
  private:
+  bool watches_now(const StreamQueue& stream) const;
   void throw_failure(StreamQueue& stream);
   void require_not_recording(const StreamQueue& stream, const char* call);
   void push(StreamQueue& stream, StreamEntry entry);
@@ -90,6 +104,8 @@ class StreamQueues {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<StreamQueue>> streams_;
+  int latest_number_ = 0;
+  StreamOrder order_;  // of work that is not recorded
   std::uint64_t seed_ = 0;
   std::mt19937_64 generator_{0};
 };
@@ -103,6 +119,11 @@ inline bool runs_at_once(Stream stream) { return !stream || StreamQueues::instan
 inline void append(Stream stream, std::function<void()> work) {
   StreamQueues::instance().append(*stream, {.work = std::move(work), .recorded = {}, .awaited = {}});
 }
+
+// The work that the caller is about to enqueue accesses device or page-locked memory. Throws
+// std::runtime_error if another stream's access of it may come before or after (Options::stream_races): then
+// the caller must not enqueue it. `what` is for the message, for example "the target of copy".
+void note_access(Stream stream, const void* memory, std::size_t bytes, bool writes, const char* what);
 
 template <class Work>
 void enqueue_work(Stream stream, Work&& work) {
