@@ -56,7 +56,10 @@ Options environment_options() {
                       {{"early", Copies::early}, {"late", Copies::late}, {"random", Copies::random}},
                       result.copies);
   read_choice<Streams>("GOAT_SIMT_STREAMS",
-                       {{"at_once", Streams::at_once}, {"late", Streams::late}, {"random", Streams::random}},
+                       {{"at_once", Streams::at_once},
+                        {"late", Streams::late},
+                        {"random", Streams::random},
+                        {"urgent_first", Streams::urgent_first}},
                        result.streams);
   read_choice<int>("GOAT_SIMT_ARCHITECTURE", {{"80", 80}, {"86", 86}, {"89", 89}, {"90", 90}, {"120", 120}},
                    result.architecture);

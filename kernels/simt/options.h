@@ -1,7 +1,8 @@
 // Options of the simulated device. Tests set options(). Environment variables set the initial values:
 //   GOAT_SIMT_ORDER=ascending|descending|random  GOAT_SIMT_COPIES=early|late|random  GOAT_SIMT_SEED=n
-//   GOAT_SIMT_STREAMS=at_once|late|random  GOAT_SIMT_THREADS=n  GOAT_SIMT_ARCHITECTURE=80|86|89|90|120
-//   GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1  GOAT_SIMT_STREAM_RACES=0|1
+//   GOAT_SIMT_STREAMS=at_once|late|random|urgent_first  GOAT_SIMT_THREADS=n
+//   GOAT_SIMT_ARCHITECTURE=80|86|89|90|120 GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1
+//   GOAT_SIMT_STREAM_RACES=0|1
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,9 @@ enum class Copies { early, late, random };
 //   late     when the host waits for it (runtime::synchronize, wait, download, release, destroy_stream), and
 //            then no more than the wait needs.
 //   random   in any order that streams and events allow: some of it at each call that enqueues or waits.
-enum class Streams { at_once, late, random };
+//   urgent_first  work of streams of runtime::Priority::urgent as soon as the events that it follows are
+//            complete; that of other streams as with late.
+enum class Streams { at_once, late, random, urgent_first };
 
 struct Options {
   Order order = Order::ascending;

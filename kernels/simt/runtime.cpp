@@ -71,7 +71,9 @@ Hardware hardware() {
           shared_memory_limit(options().architecture)};
 }
 
-Stream create_stream(Priority) { return StreamQueues::instance().create(); }
+Stream create_stream(Priority priority) {
+  return StreamQueues::instance().create(priority == Priority::urgent);
+}
 void destroy_stream(Stream stream) noexcept {
   if (stream) StreamQueues::instance().destroy(stream);
 }
@@ -175,6 +177,7 @@ void wait(Event event) {
   if (event->latest) StreamQueues::instance().finish(*event->latest);
 }
 
+// Takes no lock, because the work that a stream runs may take long, for example to wait for another process.
 bool is_complete(Event event) { return !event->latest || event->latest->complete; }
 
 double seconds_between(Event first, Event last) {

@@ -24,10 +24,11 @@ StreamQueues& StreamQueues::instance() {
   return queues;
 }
 
-StreamQueue* StreamQueues::create() {
+StreamQueue* StreamQueues::create(bool urgent) {
   const std::lock_guard lock(mutex_);
   StreamQueue* const stream = streams_.emplace_back(std::make_unique<StreamQueue>()).get();
   order_.add(stream->number_ = ++latest_number_);
+  stream->urgent_ = urgent;
   return stream;
 }
 
@@ -147,6 +148,7 @@ void StreamQueues::push(StreamQueue& stream, StreamEntry entry) {
     case Streams::at_once: run_pending(stream); break;
     case Streams::late: break;
     case Streams::random: run_some(); break;
+    case Streams::urgent_first: run_urgent(); break;
   }
   throw_failure(stream);
 }
@@ -159,12 +161,14 @@ void StreamQueues::run_until(const EventRecord& record) {
   while (!record.complete) run_next(*record.stream);
 }
 
-// A step on the way to the end of the stream's oldest entry: the entry, with all that it awaits. An entry can
-// only await a record that was made before it, so that this ends.
+// A step on the way to the end of the stream's oldest entry: what it awaits, or the entry. An entry can only
+// await a record that was made before it, so that this ends.
 void StreamQueues::run_next(StreamQueue& stream) {
   if (options().streams == Streams::random) return run_any();
-  if (const auto awaited = stream.pending_.front().awaited) run_until(*awaited);
+  if (const auto awaited = stream.pending_.front().awaited; awaited && !awaited->complete)
+    return run_until(*awaited);
   run_oldest(stream);
+  if (options().streams == Streams::urgent_first) run_urgent();
 }
 
 void StreamQueues::run_oldest(StreamQueue& stream) {
@@ -200,12 +204,26 @@ void StreamQueues::run_some() {
 // pending: that which was enqueued first.
 void StreamQueues::run_any() {
   std::vector<StreamQueue*> ready;
-  for (const auto& stream : streams_) {
-    if (stream->pending_.empty()) continue;
-    const auto& awaited = stream->pending_.front().awaited;
-    if (!awaited || awaited->complete) ready.push_back(stream.get());
-  }
+  for (const auto& stream : streams_)
+    if (is_ready(*stream)) ready.push_back(stream.get());
   run_oldest(*ready[random() % ready.size()]);
+}
+
+// Runs what urgent streams can run by themselves.
+void StreamQueues::run_urgent() {
+  const auto ready = [](const auto& stream) { return stream->urgent_ && is_ready(*stream); };
+  for (;;) {
+    const auto found = std::find_if(streams_.begin(), streams_.end(), ready);
+    if (found == streams_.end()) return;
+    run_oldest(**found);
+  }
+}
+
+// Whether the stream's oldest entry can run before any other stream's.
+bool StreamQueues::is_ready(const StreamQueue& stream) {
+  if (stream.pending_.empty()) return false;
+  const auto& awaited = stream.pending_.front().awaited;
+  return !awaited || awaited->complete;
 }
 
 // The sequence begins again when Options::seed changes.

@@ -56,6 +56,7 @@ struct StreamEntry {
 class StreamQueue {
   friend class StreamQueues;
   int number_ = 0;  // in the order in which this process creates streams, from 1
+  bool urgent_ = false;
   std::deque<StreamEntry> pending_;
   std::shared_ptr<StreamFailure> failure_;    // not yet thrown
   std::unique_ptr<RecordedGraph> recording_;  // null unless work is recorded
@@ -66,7 +67,7 @@ class StreamQueues {
  public:
   static StreamQueues& instance();
 
-  StreamQueue* create();
+  StreamQueue* create(bool urgent);
   void destroy(StreamQueue* stream);  // runs its entries first, and prints a failure
 
   bool runs_at_once(StreamQueue& stream);
@@ -100,6 +101,8 @@ class StreamQueues {
   void drop(StreamQueue& stream, std::exception_ptr error);
   void run_some();
   void run_any();
+  void run_urgent();
+  static bool is_ready(const StreamQueue& stream);
   std::uint64_t random();
 
   std::mutex mutex_;
