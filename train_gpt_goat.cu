@@ -131,7 +131,7 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
   if (ranks.first()) {
     log.emplace(config, device, *run.folder(), trainer,
                 peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
-    log->announce(why, *training, choice.origin, *ranks.group);
+    log->announce(why, *training, choice.origin, ranks);
   }
   trainer.allocate();
   if (run.resumed())

@@ -85,10 +85,11 @@ struct ncclConfig_t {
   int splitShare;
 };
 
-#define NCCL_CONFIG_INITIALIZER                                                                        \
-  {                                                                                                    \
-    sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
-        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT     \
+#define NCCL_CONFIG_INITIALIZER                                                                     \
+  {                                                                                                 \
+    sizeof(::goat::on_simt::ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT,    \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, \
+        NCCL_CONFIG_UNDEF_INT                                                                       \
   }
 
 using Where = std::source_location;

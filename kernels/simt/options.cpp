@@ -44,6 +44,26 @@ void read_number(const char* variable, T least, T& result) {
   result = number;
 }
 
+// "rank:call:fault"
+void read_failure(const char* variable, NcclFailure& result) {
+  const char* value = std::getenv(variable);
+  if (!value) return;
+  const char* end = value + std::strlen(value);
+  const auto rank = std::from_chars(value, end, result.rank);
+  const bool has_call = rank.ec == std::errc{} && result.rank >= 0 && rank.ptr != end && *rank.ptr == ':';
+  const auto call = std::from_chars(has_call ? rank.ptr + 1 : end, end, result.call);
+  const std::string fault = call.ptr != end ? call.ptr + 1 : "";
+  constexpr std::pair<const char*, NcclFault> faults[] = {{"error", NcclFault::error},
+                                                          {"async", NcclFault::async},
+                                                          {"silence", NcclFault::silence},
+                                                          {"death", NcclFault::death}};
+  if (has_call && call.ec == std::errc{} && result.call > 0 && *call.ptr == ':')
+    for (const auto& [name, known] : faults)
+      if (fault == name) result.fault = known;
+  if (result.fault == NcclFault::none)
+    reject(variable, value, "rank:call:fault, call 1 or more, fault one of error, async, silence, death");
+}
+
 }  // namespace
 
 Options environment_options() {
@@ -68,6 +88,12 @@ Options environment_options() {
   read_number("GOAT_SIMT_SEED", std::uint64_t{0}, result.seed);
   read_number("GOAT_SIMT_THREADS", 0, result.threads);
   read_number("GOAT_SIMT_MULTIPROCESSORS", 1, result.multiprocessors);
+  read_number("GOAT_SIMT_NCCL_DELAY", 0, result.nccl_delay);
+  read_choice<NcclBlock>(
+      "GOAT_SIMT_NCCL_BLOCK",
+      {{"never", NcclBlock::never}, {"random", NcclBlock::random}, {"always", NcclBlock::always}},
+      result.nccl_block);
+  read_failure("GOAT_SIMT_NCCL_FAIL", result.nccl_failure);
   return result;
 }
 

@@ -1,8 +1,10 @@
 // Options of the simulated device. Tests set options(). Environment variables set the initial values:
 //   GOAT_SIMT_ORDER=ascending|descending|random  GOAT_SIMT_COPIES=early|late|random  GOAT_SIMT_SEED=n
 //   GOAT_SIMT_STREAMS=at_once|late|random|urgent_first  GOAT_SIMT_THREADS=n
-//   GOAT_SIMT_ARCHITECTURE=80|86|89|90|120 GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1
+//   GOAT_SIMT_ARCHITECTURE=80|86|89|90|120  GOAT_SIMT_MULTIPROCESSORS=n  GOAT_SIMT_LEAKS=1
 //   GOAT_SIMT_STREAM_RACES=0|1
+//   GOAT_SIMT_NCCL_DELAY=milliseconds  GOAT_SIMT_NCCL_BLOCK=never|random|always
+//   GOAT_SIMT_NCCL_FAIL=rank:call:error|async|silence|death
 #pragma once
 
 #include <cstddef>
@@ -29,6 +31,21 @@ enum class Copies { early, late, random };
 //            complete; that of other streams as with late.
 enum class Streams { at_once, late, random, urgent_first };
 
+// Whether a call of NCCL returns before the other ranks have made theirs. The real one may do either.
+enum class NcclBlock { never, random, always };
+
+// What befalls a call of NCCL:
+//   error    it returns an error.
+//   async    it returns success and never completes; ncclCommGetAsyncError tells of an error.
+//   silence  it never completes.
+//   death    the process is killed in the middle of the transfer.
+enum class NcclFault { none, error, async, silence, death };
+struct NcclFailure {
+  int rank = 0;            // in the communicator that was made by ncclCommInitRankConfig
+  std::uint64_t call = 1;  // the first transfer of the process has number 1, whatever its communicator
+  NcclFault fault = NcclFault::none;
+};
+
 struct Options {
   Order order = Order::ascending;
   Copies copies = Copies::late;
@@ -46,7 +63,12 @@ struct Options {
   int architecture = 90;    // sets the limit of shared memory: 80, 86, 89, 90 or 120
   int multiprocessors = 2;  // of devices opened from now on; kernels choose their grids by it
   int grid_limit = 65535;   // largest number of blocks in y and in z
-  bool leaks = false;       // report at exit device memory that was not released
+  bool leaks = false;       // report at exit device memory and communicators that were not released
+  // Calls of NCCL (nccl.h). Each rank delays the transfer of each call by a random time up to nccl_delay, in
+  // milliseconds.
+  int nccl_delay = 0;
+  NcclBlock nccl_block = NcclBlock::never;
+  NcclFailure nccl_failure;
   // Stack of one thread. 0: 64 KiB, with AddressSanitizer 256 KiB. Read when a host thread runs
   // its first kernel.
   std::size_t stack_bytes = 0;

@@ -43,6 +43,7 @@ void StreamQueues::destroy(StreamQueue* stream) {
 bool StreamQueues::runs_at_once(StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
   throw_failure(stream);
+  ++stream.uses_;
   if (stream.recording_ || options().streams != Streams::at_once) return false;
   run_pending(stream);
   throw_failure(stream);
@@ -118,6 +119,18 @@ void StreamQueues::await(StreamQueue& stream, const EventState& event) {
   push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
 }
 
+std::optional<std::uint64_t> StreamQueues::uses(const StreamQueue* stream) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : streams_)
+    if (known.get() == stream) return stream->uses_;
+  return std::nullopt;
+}
+
+bool StreamQueues::is_recording(const StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  return stream.recording_ != nullptr;
+}
+
 void StreamQueues::begin_recording(StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
   require_not_recording(stream, "another recording");
@@ -143,6 +156,7 @@ void StreamQueues::require_not_recording(const StreamQueue& stream, const char* 
 
 void StreamQueues::push(StreamQueue& stream, StreamEntry entry) {
   throw_failure(stream);
+  ++stream.uses_;
   stream.pending_.push_back(std::move(entry));
   switch (options().streams) {
     case Streams::at_once: run_pending(stream); break;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <span>
 #include <utility>
@@ -60,6 +61,7 @@ class StreamQueue {
   std::deque<StreamEntry> pending_;
   std::shared_ptr<StreamFailure> failure_;    // not yet thrown
   std::unique_ptr<RecordedGraph> recording_;  // null unless work is recorded
+  std::uint64_t uses_ = 0;                    // number of calls that have enqueued something
 };
 
 // All streams of this process. Every function may be called by several host threads.
@@ -86,6 +88,10 @@ class StreamQueues {
   void record(EventState& event, StreamQueue& stream);
   void await(StreamQueue& stream, const EventState& event);
 
+  // The number of calls that have enqueued something; nullopt for a stream that does not exist.
+  std::optional<std::uint64_t> uses(const StreamQueue* stream);
+
+  bool is_recording(const StreamQueue& stream);
   void begin_recording(StreamQueue& stream);
   std::unique_ptr<RecordedGraph> end_recording(StreamQueue& stream);
 
