@@ -20,6 +20,7 @@ struct DeviceInfo {
   // A large temporary matrix, such as the logits, is computed in chunks of about so many elements. Smaller
   // chunks cost speed, larger ones only memory.
   std::int64_t chunk_elements = 0;
+  std::string uuid{};  // of the GPU; empty for other devices
 };
 
 // Memory for the temporary data of operations.

@@ -1,5 +1,7 @@
 #include "kernels/device_choice.h"
 
+#include <stdexcept>
+
 namespace goat {
 
 namespace {
@@ -14,6 +16,16 @@ std::string how_to_build(const std::string& architecture) {
          "` (cmake: -DGOAT_CUDA=ON -DGOAT_CUDA_ARCHITECTURES=" + architecture + ")";
 }
 }  // namespace
+
+int gpu_of(const DevicePlace& place, int visible) {
+  if (visible == 1) return 0;
+  if (place.ranks_on_host > visible)
+    throw std::invalid_argument("there are " + std::to_string(place.ranks_on_host) +
+                                " ranks on this host, and " + std::to_string(visible) +
+                                " GPUs that they can see: start one rank a GPU (--ranks " +
+                                std::to_string(visible) + "), or give --device cpu");
+  return place.rank_on_host;
+}
 
 Obstacle obstacle_of(const GpuSearch& search) {
   switch (search.result) {

@@ -5,6 +5,15 @@
 
 namespace goat {
 
+// Of a rank among those of its host.
+struct DevicePlace {
+  int rank_on_host = 0, ranks_on_host = 1;
+};
+// The GPU that the rank takes of those that its process sees: one each; the only one where there is one,
+// because a launcher may show every rank another one. Throws std::invalid_argument if there are fewer GPUs
+// than ranks.
+int gpu_of(const DevicePlace& place, int visible);
+
 // The result of looking for a GPU.
 struct GpuSearch {
   enum class Result {

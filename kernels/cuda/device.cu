@@ -44,7 +44,7 @@ Event event_of(const DeviceEvent& event) {
 
 CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release) {
   const runtime::Hardware hardware = runtime::hardware();
-  info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description, chunk_elements};
+  info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description, chunk_elements, hardware.uuid};
   multiprocessors_ = hardware.multiprocessors;
   stream_ = runtime::create_stream();
   LoadedFamilies families{};

@@ -2,6 +2,8 @@
 #include "kernels/cuda/runtime.cuh"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <new>
 
 #include "kernels/cuda/open.h"
@@ -21,6 +23,18 @@ cudaDeviceProp current_device() {
 
 std::string capability_of(const cudaDeviceProp& gpu) {
   return std::string("compute capability ") + std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+}
+
+// "GPU-5fd4f7be-...", as nvidia-smi -L prints it.
+std::string uuid_of(const cudaDeviceProp& gpu) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(gpu.uuid.bytes[i]));
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits;
+  }
+  return text;
 }
 
 // Whether a kernel failed to load because the binary has no code for the GPU. Otherwise the GPU has a
@@ -46,6 +60,16 @@ void check_allocation(cudaError_t status,
   check_cuda(status, where);
 }
 
+// The GPU of this process. CUDA gives a thread that is new to it GPU 0.
+std::atomic<int> chosen_gpu = 0;
+void use_chosen_gpu() {
+  thread_local int used = 0;
+  if (const int gpu = chosen_gpu; used != gpu) {
+    check_cuda(cudaSetDevice(gpu));
+    used = gpu;
+  }
+}
+
 // CUDA has one error for an old driver and for none; then the version of the driver is 0.
 GpuSearch without_gpu(cudaError_t status) {
   GpuSearch search{GpuSearch::Result::none, "", "", words_for(status)};
@@ -57,12 +81,14 @@ GpuSearch without_gpu(cudaError_t status) {
 }
 }  // namespace
 
-GpuSearch find_gpu() {
+GpuSearch find_gpu(const DevicePlace& place) {
   using Result = GpuSearch::Result;
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess)
     return without_gpu(status);
   if (count == 0) return {Result::none};
+  chosen_gpu = gpu_of(place, count);
+  use_chosen_gpu();
   const cudaDeviceProp gpu = current_device();
   GpuSearch search{
       Result::found, std::string(gpu.name) + ", " + capability_of(gpu),
@@ -83,7 +109,7 @@ Hardware hardware() {
   const cudaDeviceProp gpu = current_device();
   return {
       std::string(gpu.name) + ", " + std::to_string(gpu.multiProcessorCount) + " SMs, " + capability_of(gpu),
-      gpu.multiProcessorCount, gpu.sharedMemPerBlockOptin};
+      gpu.multiProcessorCount, gpu.sharedMemPerBlockOptin, uuid_of(gpu)};
 }
 
 Stream create_stream(Priority priority) {
@@ -164,6 +190,7 @@ void destroy_event(Event event) noexcept { cudaEventDestroy(event); }
 void record(Event event, Stream stream) { check_cuda(cudaEventRecord(event, stream)); }
 void wait(Event event) { check_cuda(cudaEventSynchronize(event)); }
 bool is_complete(Event event) {
+  use_chosen_gpu();
   const cudaError_t status = cudaEventQuery(event);
   if (status == cudaErrorNotReady) {
     cudaGetLastError();

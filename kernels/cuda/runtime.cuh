@@ -15,6 +15,7 @@ struct Hardware {
   std::string description;  // for example "NVIDIA H100 80GB HBM3, 132 SMs, compute capability 9.0"
   int multiprocessors = 1;
   std::size_t shared_limit = 0;  // bytes of shared memory that a block may have
+  std::string uuid{};            // empty for the simulated GPU
 };
 
 Hardware hardware();

@@ -4,7 +4,6 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cuda/open.h"
-#include "kernels/device_choice.h"
 
 namespace goat {
 
@@ -20,9 +19,9 @@ constexpr bool has_simt = true;
 constexpr bool has_simt = false;
 #endif
 
-GpuSearch find_gpu() {
+GpuSearch find_gpu([[maybe_unused]] const DevicePlace& place) {
 #ifdef GOAT_HAS_CUDA
-  return on_cuda::find_gpu();
+  return on_cuda::find_gpu(place);
 #else
   return {};
 #endif
@@ -45,7 +44,7 @@ std::unique_ptr<Device> open_simt() {
 }
 }  // namespace
 
-std::unique_ptr<Device> open_device(const std::string& name, std::string* reason) {
+std::unique_ptr<Device> open_device(const std::string& name, std::string* reason, const DevicePlace& place) {
   const auto because = [&](const std::string& text) {
     if (reason) *reason = text;
   };
@@ -57,13 +56,13 @@ std::unique_ptr<Device> open_device(const std::string& name, std::string* reason
         "--device simt: this build has no simulated device; `make SIMT=ON` builds it (some minutes)");
   }
   if (name == "cuda") {
-    if (const Obstacle obstacle = obstacle_of(find_gpu()); !obstacle.cause.empty())
+    if (const Obstacle obstacle = obstacle_of(find_gpu(place)); !obstacle.cause.empty())
       throw std::invalid_argument("--device cuda: " + obstacle.cause + "; " + obstacle.remedy +
                                   ", or use --device cpu");
     return open_cuda();
   }
   if (name == "auto") {
-    const DeviceChoice choice = choose_device(find_gpu());
+    const DeviceChoice choice = choose_device(find_gpu(place));
     because(choice.reason);
     if (choice.name == "cuda") return open_cuda();
     return std::make_unique<CpuDevice>();
