@@ -108,6 +108,10 @@ void Communicator::reduce_scatter(Device&, void*, const void*, std::size_t, DTyp
   throw std::logic_error("reduce_scatter: this communicator has no library that adds");
 }
 
+std::unique_ptr<Communicator> Communicator::split(int, int) {
+  throw std::logic_error("split: this communicator cannot be split");
+}
+
 std::unique_ptr<Communicator> single_rank() { return std::make_unique<SingleRank>(); }
 
 std::unique_ptr<Communicator> unconnected_rank(int rank, int size) {

@@ -59,12 +59,25 @@ class Communicator {
   virtual void reduce_scatter(Device& device, void* receive, const void* send, std::size_t elements,
                               DType dtype);
 
+  // The communicator of the ranks that give the same color, in the order of their keys (equal keys: of their
+  // ranks). Returns when all ranks have come. No call of this communicator, and none of its numbers, is one
+  // of the other. Throws std::logic_error where that is not possible.
+  virtual std::unique_ptr<Communicator> split(int color, int key);
+
   virtual bool can_capture() const { return false; }
 
   // What any thread may ask at any time, without waiting: the number of this rank's calls whose work is
-  // complete, and an error that shows beside the calls (empty: none).
+  // complete, and an error that shows beside the calls (empty: none). A call that is recorded counts as
+  // complete; a replay counts for nothing.
   virtual std::uint64_t completed() const = 0;
   virtual std::string trouble() const { return {}; }
+};
+
+// What opens the communicator of one of several GPUs (kernels/open/open_communicator.h).
+struct CommunicatorSetup {
+  std::string id;  // the same on all ranks, of one of them
+  int rank = 0, size = 1;
+  bool sums = false;  // reduce_scatter() will be called
 };
 
 // The communicator of a run with one rank. It copies only from one memory to another.
