@@ -15,7 +15,7 @@
 namespace goat::on_simt {
 
 namespace {
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
 constexpr microseconds shortest_pause{20}, longest_pause{500}, look_interval{10'000};
@@ -165,7 +165,7 @@ void NcclTransfer::add(const NcclCall& call, bool sends, int peer, const void* m
 // ------------------------------------------------------------------------------------------------- moving
 void NcclTransfer::move() {
   microseconds pause = shortest_pause;
-  Clock::time_point looked = Clock::now();
+  Steady::time_point looked = Steady::now();
   while (!is_over()) {
     bool moved = false;
     for (Lane& lane : lanes_)
@@ -175,9 +175,9 @@ void NcclTransfer::move() {
       continue;
     }
     require_not_aborted(comm_, calls_.front().text());
-    if (Clock::now() - looked > look_interval) {
+    if (Steady::now() - looked > look_interval) {
       for (const Lane& lane : lanes_) look_after(lane);
-      looked = Clock::now();
+      looked = Steady::now();
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, longest_pause);
