@@ -394,7 +394,7 @@ void check(const Cast& op) {
 
 void check(const SumParts& op) {
   Signature s("sum_parts");
-  s.strided("parts", op.parts, f32, {"N", "n"});
+  s.strided("parts", op.parts, real, {"N", "n"});
   s.contiguous(written("out"), op.out, f32, {"n"});
   s.require(s["N"] >= 1 && s["N"] <= SumParts::most_parts, "1 <= N <= 1024", {"N"});
 }

@@ -156,20 +156,22 @@ TEST_CASE("embedding: rows of the table beyond 2^31 elements are read and added 
 }
 
 TEST_CASE("sum parts: parts beyond 2^31 elements are added in their place") {
-  for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
-    if (dtype != DType::f32) return;
-    for (const Index width : {64, 21})
-      for (const Index count : {3, 17}) {
-        const Index stride = far / (count - 1) + 64;
-        UntouchedMemory memory(device, ((count - 1) * stride + width) * static_cast<Index>(sizeof(float)));
-        const auto near = Operand::normal(device, rng, {count, width}, "parts");
-        const Tensor parts = memory.view(dtype, 0, {count, width}, {stride, 1}, "parts");
-        copy_values(parts, near);
-        const Operand want(device, dtype, {width}, "want");
-        device.run(SumParts{want, near});
-        device.run(SumParts{parts.select(0, count - 1), parts});
-        CHECK(same_values(parts.select(0, count - 1), want));
-      }
+  for_each_host_variant([](Device& device, DType model, Rng& rng) {
+    if (model != DType::f32) return;  // of the parts, every device takes both
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const Index width : {64, 21})
+        for (const Index count : {3, 17}) {
+          const Index stride = far / (count - 1) + 64;
+          UntouchedMemory memory(device, ((count - 1) * stride + width) * static_cast<Index>(size_of(dtype)));
+          const auto near = Operand::normal(device, rng, {count, width}, "parts", 1, dtype);
+          const Tensor parts = memory.view(dtype, 0, {count, width}, {stride, 1}, "parts");
+          copy_values(parts, near);
+          const Operand want(device, DType::f32, {width}, "want"), apart(device, DType::f32, {width}, "sum");
+          const Tensor sum = dtype == DType::f32 ? parts.select(0, count - 1) : apart.tensor();
+          device.run(SumParts{want, near});
+          device.run(SumParts{sum, parts});
+          CHECK(same_values(sum, want));
+        }
   });
 }
 

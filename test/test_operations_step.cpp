@@ -110,9 +110,14 @@ TEST_CASE("operand checks: parts of a sum, and what is hashed") {
         "sum_parts: expected 1 <= N <= 1024 (N = 1025 in parts)");
   CHECK(complaint(sum, [](SumParts& op) { op.out = f32({8}); }) ==
         "sum_parts: out [8] f32: expected shape [n] = [9] (n = 9 in parts)");
+  CHECK(complaint(sum, [](SumParts& op) { op.parts = bf16({4, 12}).slice(1, 3, 9); }) == "");
+  CHECK(complaint(sum, [](SumParts& op) {
+          op.parts = f64({4, 9});
+        }) == "sum_parts: parts [4, 9] f64: expected f32 or bf16");
   CHECK(complaint(sum, [](SumParts& op) {
           op.parts = bf16({4, 9});
-        }) == "sum_parts: parts [4, 9] bf16: expected f32");
+          op.out = bf16({9});
+        }) == "sum_parts: out [9] bf16: expected f32");
   std::uint64_t memory_of_hash = 0;
   const WeightsHash hash{&memory_of_hash, f32({2, 3})};
   CHECK(complaint(hash) == "");

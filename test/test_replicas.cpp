@@ -1,4 +1,5 @@
 // SumParts and WeightsHash, bit by bit: the order of the additions is part of what SumParts promises.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -57,9 +58,11 @@ Values tree_sums(const Values& parts, Index count) {
   return sums;
 }
 
+constexpr DType dtypes[] = {DType::f32, DType::bf16};
+
 // Values of different sizes, so that the order of the additions shows in their rounding.
-Operand random_parts(Device& device, Rng& rng, Index count, Index width) {
-  auto parts = Operand::normal(device, rng, {count, width}, "parts");
+Operand random_parts(Device& device, Rng& rng, Index count, Index width, DType dtype = DType::f32) {
+  auto parts = Operand::normal(device, rng, {count, width}, "parts", 1, dtype);
   Values values = parts.values();
   for (double& value : values) value = std::ldexp(value, static_cast<int>(rng() % 12));
   parts.set(values);
@@ -109,28 +112,36 @@ std::uint64_t expected_hash(const Values& values, DType dtype, std::uint64_t fir
   }
   return sum;
 }
-constexpr DType dtypes[] = {DType::f32, DType::bf16};
+
+// Bits of elements in device memory.
+template <class Bits>
+std::vector<Bits> bits_of(Device& device, const Tensor& x) {
+  std::vector<Bits> bits(static_cast<std::size_t>(x.elements()));
+  device.download(bits.data(), x.data, bits.size() * sizeof(Bits));
+  return bits;
+}
 }  // namespace
 
 TEST_CASE("sum parts: adds in the binary-counter tree, to the bit, for any number of parts") {
   on_every_device([](const std::string&, Device& device, Rng& rng) {
-    for (const Index count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 23, 31, 100, 1024})
-      for (const Index width : sizes) {
-        if (count > 31 && width > 63) continue;
-        if (reduced() && count > 9 && width != 3) continue;
-        INFO("N = " << count << ", n = " << width);
-        const Operand parts = random_parts(device, rng, count, width),
-                      out(device, DType::f32, {width}, "out");
-        device.run(SumParts{out, parts});
-        const Values got = out.values(), values = parts.values();
-        CHECK(same_bits(got, tree_sums(values, count)));
-        Values exact(static_cast<std::size_t>(width)), terms = exact;
-        for (std::size_t i = 0; i < values.size(); ++i) {
-          exact[i % exact.size()] += values[i];
-          terms[i % exact.size()] += std::abs(values[i]);
+    for (const DType dtype : dtypes)
+      for (const Index count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 23, 31, 100, 1024})
+        for (const Index width : sizes) {
+          if (count > 31 && width > 63) continue;
+          if (reduced() && count > 9 && width != 3) continue;
+          INFO(goat::name_of(dtype) << ", N = " << count << ", n = " << width);
+          const Operand parts = random_parts(device, rng, count, width, dtype),
+                        out(device, DType::f32, {width}, "out");
+          device.run(SumParts{out, parts});
+          const Values got = out.values(), values = parts.values();
+          CHECK(same_bits(got, tree_sums(values, count)));
+          Values exact(static_cast<std::size_t>(width)), terms = exact;
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            exact[i % exact.size()] += values[i];
+            terms[i % exact.size()] += std::abs(values[i]);
+          }
+          CHECK_FP32(got, exact, terms);
         }
-        CHECK_FP32(got, exact, terms);
-      }
   });
 }
 
@@ -170,21 +181,69 @@ TEST_CASE("sum parts: in place of any part, of rows with gaps, at any element") 
   });
 }
 
-TEST_CASE("sum parts: no zero is added, and infinities and NaN arrive") {
+TEST_CASE("sum parts: bf16 parts in rows with gaps, at any element, to a sum at any element") {
+  on_every_device([](const std::string&, Device& device, Rng& rng) {
+    for (const Index count : {1, 2, 7, 8, 17})
+      for (const Index gap : {0, 1, 4, 8})  // rows of 16-byte vectors only where it is 0 or 8
+        for (const Index first : {0, 3, 4, 8})
+          for (const Index out_first : {0, 2, 4}) {
+            const Index width = 64 - first, stride = 64 + gap;
+            INFO("N = " << count << ", stride " << stride << ", from " << first << " to " << out_first);
+            const Operand memory = random_parts(device, rng, count, stride, DType::bf16),
+                          out(device, DType::f32, {width + out_first}, "out");
+            const Tensor parts = memory.tensor().slice(1, first, width);
+            const Values before = memory.values();
+            device.run(SumParts{out.tensor().slice(0, out_first, width), parts});
+            Values got = out.values();
+            CHECK(std::all_of(got.begin(), got.begin() + out_first, [](double v) { return std::isnan(v); }));
+            got.erase(got.begin(), got.begin() + out_first);
+            CHECK(same_bits(got, tree_sums(goat::test::values_of(device, parts), count)));
+            CHECK(same_bits(memory.values(), before));
+          }
+  });
+}
+
+TEST_CASE("sum parts: one bf16 part is widened, whatever its bits") {
   on_every_device([](const std::string&, Device& device, Rng&) {
-    const double infinity = HUGE_VAL;
-    for (const Index count : {1, 2, 3, 8, 17}) {
-      Values values(static_cast<std::size_t>(4 * count), -0.0);
-      values[1] = infinity;
-      values[2] = std::nan("");
-      const auto parts = Operand::of(device, values, {count, 4}, "parts");
-      const Operand out(device, DType::f32, {4}, "out");
-      device.run(SumParts{out, parts});
-      const Values got = out.values();
-      CHECK(std::signbit(got[0]));
-      CHECK(got[1] == infinity);
-      CHECK(std::isnan(got[2]));
+    const Index n = 1 << 16;
+    std::vector<std::uint16_t> bits(n);
+    std::iota(bits.begin(), bits.end(), std::uint16_t{0});
+    for (const Index left_out : {0, 1}) {  // of an odd address, element by element
+      const Operand parts(device, DType::bf16, {1, n}, "parts"),
+          out(device, DType::f32, {n - left_out}, "out");
+      device.upload(parts.tensor().data, bits.data(), 2 * bits.size());
+      device.run(SumParts{out, parts.tensor().slice(1, left_out, n - left_out)});
+      Index different = 0;
+      auto want = static_cast<std::uint32_t>(left_out);
+      for (const auto got : bits_of<std::uint32_t>(device, out)) different += got != want++ << 16;
+      CHECK(different == 0);
     }
+  });
+}
+
+TEST_CASE("sum parts: no zero is added; infinities, NaN and the smallest numbers arrive") {
+  on_every_device([](const std::string&, Device& device, Rng&) {
+    const double infinity = HUGE_VAL, smallest = 0x1p-133;  // the smallest of bf16
+    for (const DType dtype : dtypes)
+      for (const Index count : {1, 2, 3, 8, 17})
+        for (const Index width : {5, 8}) {
+          INFO(goat::name_of(dtype) << ", N = " << count << ", n = " << width);
+          Values values(static_cast<std::size_t>(width * count), -0.0);
+          values[1] = infinity;
+          values[2] = std::nan("");
+          for (std::size_t i = 3; i < values.size(); i += static_cast<std::size_t>(width))
+            values[i] = smallest;
+          values[4] = -0x1.FEp127;  // the largest of bf16
+          const auto parts = Operand::of(device, values, {count, width}, "parts", dtype);
+          const Operand out(device, DType::f32, {width}, "out");
+          device.run(SumParts{out, parts});
+          const Values got = out.values();
+          CHECK(std::signbit(got[0]));
+          CHECK(got[1] == infinity);
+          CHECK(std::isnan(got[2]));
+          CHECK(got[3] == static_cast<double>(count) * smallest);
+          CHECK(got[4] == -0x1.FEp127);
+        }
   });
 }
 
@@ -249,13 +308,15 @@ TEST_CASE("weights hash: shows one flipped bit, a lost element and elements that
 
 TEST_CASE("sum parts and weights hash: bitwise the same in any order of the threads") {
   on_every_device([](const std::string& name, Device& device, Rng& rng) {
-    const Operand parts = random_parts(device, rng, 11, 2001);
-    goat::test::check_schedules(name, [&] {
-      const Operand out(device, DType::f32, {2001}, "out");
-      device.run(SumParts{out, parts});
-      const std::uint64_t hash = hash_of(device, parts);
-      return goat::test::concatenated(
-          {out.values(), {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xFFFFFFFFu)}});
-    });
+    for (const DType dtype : dtypes) {
+      const Operand parts = random_parts(device, rng, 11, 2001, dtype);
+      goat::test::check_schedules(name, [&] {
+        const Operand out(device, DType::f32, {2001}, "out");
+        device.run(SumParts{out, parts});
+        const std::uint64_t hash = hash_of(device, parts);
+        return goat::test::concatenated(
+            {out.values(), {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xFFFFFFFFu)}});
+      });
+    }
   });
 }

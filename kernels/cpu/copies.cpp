@@ -1,7 +1,7 @@
 // Fill and Cast. These operations also accept bf16 on the CPU.
 #include <algorithm>
-#include <bit>
 
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/simd.h"
 
@@ -9,21 +9,6 @@ namespace goat {
 
 namespace {
 constexpr std::int64_t block_size = 8192;  // elements per thread and work item
-
-struct Bf16 {
-  std::uint16_t bits;  // the upper half of the float's bits
-};
-
-SIMD_INLINE float to_float(float value) { return value; }
-SIMD_INLINE float to_float(Bf16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
-
-SIMD_INLINE void store(float& to, float value) { to = value; }
-// Rounds to nearest, ties to even. NaN stays NaN.
-SIMD_INLINE void store(Bf16& to, float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = value != value ? bits | 0x400000u : bits + 0x7FFFu + ((bits >> 16) & 1u);
-  to.bits = static_cast<std::uint16_t>(rounded >> 16);
-}
 
 template <class To>
 SIMD_INLINE void fill(To* out, float value, std::int64_t count) {
@@ -42,15 +27,6 @@ SIMD_CLONES void cast_block(float* out, const float* x, std::int64_t count) { ca
 SIMD_CLONES void cast_block(float* out, const Bf16* x, std::int64_t count) { cast(out, x, count); }
 SIMD_CLONES void cast_block(Bf16* out, const float* x, std::int64_t count) { cast(out, x, count); }
 SIMD_CLONES void cast_block(Bf16* out, const Bf16* x, std::int64_t count) { cast(out, x, count); }
-
-// Calls body(elements) with the elements of an f32 or bf16 tensor.
-template <class Body>
-void with_elements(const Tensor& tensor, Body body) {
-  if (tensor.dtype == DType::bf16)
-    body(static_cast<Bf16*>(tensor.data));
-  else
-    body(tensor.as<float>());
-}
 }  // namespace
 
 // A thread owns a block of elements.

@@ -18,23 +18,33 @@ __device__ __forceinline__ Pack<float, n> plus(Pack<float, n> a, const Pack<floa
   return a;
 }
 
+template <int n, class T>
+__device__ __forceinline__ Pack<float, n> widened(const Pack<T, n>& values) {
+  Pack<float, n> wide;
+#pragma unroll
+  for (int i = 0; i < n; ++i) wide.element[i] = values[i];
+  return wide;
+}
+
 // The sum of `parts` parts, a power of two. All are read before the first addition waits for one.
-template <int parts, int n>
-__device__ __forceinline__ Pack<float, n> sum_of(const float* first, std::int64_t stride) {
+template <int parts, int n, class T>
+__device__ __forceinline__ Pack<float, n> sum_of(const T* first, std::int64_t stride) {
   if constexpr (parts == 1)
-    return Pack<float, n>::load(first);
+    return widened(Pack<T, n>::load(first));
   else
     return plus(sum_of<parts / 2, n>(first, stride),
                 sum_of<parts / 2, n>(first + parts / 2 * stride, stride));
 }
 
-// Parts are taken in groups of 8. open[l] is the sum of 2^l groups that waits for the next 2^l, where bit l
-// of the number of groups so far is 1. `levels` bits hold that number.
-template <int levels>
+constexpr int group = 8;  // parts that are added at a time
+
+// open[l] is the sum of 2^l groups that waits for the next 2^l, where bit l of the number of groups so far is
+// 1. `levels` bits hold that number.
+template <class T, int levels>
 struct PartsAdder {
-  static constexpr int step = Vector<float>::size, group = 8;
+  static constexpr int step = Vector<T>::size;
   float* out;
-  const float* parts;
+  const T* parts;
   std::int64_t stride;
   int count;
 
@@ -60,7 +70,7 @@ struct PartsAdder {
       total = started ? plus(sum, total) : sum;
       started = true;
     };
-    const float* end = parts + at + count * stride;
+    const T* end = parts + at + count * stride;
     if (count & 1) add_before(sum_of<1, n>(end -= stride, stride));
     if (count & 2) add_before(sum_of<2, n>(end -= 2 * stride, stride));
     if (count & 4) add_before(sum_of<4, n>(end -= 4 * stride, stride));
@@ -114,22 +124,25 @@ __global__ void __launch_bounds__(hash_threads)
 
 }  // namespace
 
-// A thread takes 4 elements of all parts. It stores their sum when it has read them, because `out` may be one
+// A thread takes 16 bytes of each part. It stores their sum when it has read them, because `out` may be one
 // of the parts. Memory traffic: the parts and the sum once.
 void CudaDevice::launch(const SumParts& op) {
-  const auto enqueue_adder = [&]<int levels>(PartsAdder<levels> adder) {
+  const auto enqueue_adder = [&]<class T, int levels>(PartsAdder<T, levels> adder) {
     adder.out = data_of<float>(op.out);
-    adder.parts = data_of<float>(op.parts);
+    adder.parts = data_of<T>(op.parts);
     adder.stride = op.parts.stride[0];
     adder.count = static_cast<int>(op.parts.shape[0]);
-    const bool aligned = aligned_to_16(adder.out, adder.parts) && (adder.count == 1 || adder.stride % 4 == 0);
+    const bool aligned =
+        aligned_to_16(adder.out, adder.parts) && (adder.count == 1 || adder.stride % adder.step == 0);
     enqueue_elementwise(stream_, adder, op.parts.shape[1], aligned);
   };
-  static_assert(SumParts::most_parts / PartsAdder<8>::group < 1 << 8);
-  if (op.parts.shape[0] < 2 * PartsAdder<1>::group)
-    enqueue_adder(PartsAdder<1>{});
-  else
-    enqueue_adder(PartsAdder<8>{});
+  static_assert(SumParts::most_parts / group < 1 << 8);
+  with_element_type(op.parts.dtype, [&]<class T>(T) {
+    if (op.parts.shape[0] < 2 * group)
+      enqueue_adder(PartsAdder<T, 1>{});
+    else
+      enqueue_adder(PartsAdder<T, 8>{});
+  });
 }
 
 // A thread takes 16 bytes at a time; a block adds its sum to the hash. Memory traffic: x once.
