@@ -1,4 +1,5 @@
 // Fill and Cast: exact.
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -31,6 +32,25 @@ void on_every_device(Body body) {
   }
 }
 constexpr DType dtypes[] = {DType::f32, DType::bf16};
+
+// The size of a bf16 number, by its bits. Behind the largest comes 2^128, which stands for infinity.
+double size_of_bf16(std::uint16_t bits) {
+  const int exponent = bits >> 7 & 0xFF, mantissa = bits & 0x7F;
+  return exponent == 0 ? std::ldexp(mantissa, -133) : std::ldexp(128 + mantissa, exponent - 134);
+}
+
+// Whether `rounded` is the nearest bf16 to an f32 number, the even one of two that are equally near; for NaN,
+// whether it is one.
+bool is_rounded(std::uint16_t rounded, std::uint32_t bits) {
+  const auto value = std::bit_cast<float>(bits);
+  if (std::isnan(value)) return (rounded & 0x7F80) == 0x7F80 && (rounded & 0x7F) != 0;
+  const auto below = static_cast<std::uint16_t>(bits >> 16), above = static_cast<std::uint16_t>(below + 1);
+  if (std::isinf(value)) return rounded == below;
+  const double size = std::abs(static_cast<double>(value)), to_below = size - size_of_bf16(below),
+               to_above = size_of_bf16(above) - size;
+  const bool up = to_above < to_below || (to_above == to_below && below % 2 != 0);
+  return rounded == (up ? above : below);
+}
 }  // namespace
 
 TEST_CASE("fill: writes the rounded value everywhere and nowhere else") {
@@ -69,6 +89,28 @@ TEST_CASE("cast: rounds to nearest, ties to even, between any two dtypes") {
     const Values got = out.values(), want = rounded_to(DType::bf16, edges);
     CHECK(got == want);
     CHECK(std::signbit(got.back()));
+  });
+}
+
+TEST_CASE("cast: every bf16, and what lies just above it, is rounded to the nearer of its neighbours") {
+  on_every_device([](const std::string&, goat::Device& device, Rng&) {
+    std::vector<std::uint32_t> bits;
+    for (std::uint32_t upper = 0; upper < 1u << 16; ++upper)
+      for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+        if (!goat::test::reduced() || upper % 128 < 2 || upper % 128 > 125)
+          bits.push_back(upper << 16 | lower);
+    const auto n = static_cast<std::int64_t>(bits.size()) - 3;  // no multiple of 8
+    for (const std::int64_t first : {0, 3}) {  // from 3 on one by one on a GPU, otherwise 8 at a time
+      const Operand x(device, DType::f32, {n + 3}, "x"), out(device, DType::bf16, {n}, "out");
+      device.upload(x.tensor().data, bits.data(), 4 * bits.size());
+      device.run(Cast{out, x.tensor().slice(0, first, n)});
+      std::vector<std::uint16_t> got(static_cast<std::size_t>(n));
+      device.download(got.data(), out.tensor().data, 2 * got.size());
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        wrong += !is_rounded(got[i], bits[i + static_cast<std::size_t>(first)]);
+      CHECK(wrong == 0);
+    }
   });
 }
 
