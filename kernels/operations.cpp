@@ -20,6 +20,10 @@ void require_positive(const Signature& s, const char* field, float value) {
   s.scalar(field, value, std::isfinite(value) && value > 0, "a finite number above 0");
 }
 
+void require_whole_nodes(const Signature& s, int nodes) {
+  s.scalar("nodes", std::int64_t{nodes}, nodes >= 1 && s["N"] % nodes == 0, "a divisor of N", {"N"});
+}
+
 // Every query must see at least one key, because a softmax over no keys is undefined.
 void require_keys(const Signature& s, bool causal) {
   if (causal) s.require(s["T_q"] <= s["T_k"], "T_q <= T_k in causal attention", {"T_q", "T_k"});
@@ -350,14 +354,17 @@ void check(const StepVerdict& op) {
   Signature s("step_verdict");
   s.given(written("state"), op.state);
   s.strided("losses", op.losses, f64, {"N", "k"});
+  require_whole_nodes(s, op.nodes);
   if (op.flags) s.strided("flags", op.flags, f64, {"N", "F"});
   s.require(!op.flags || s["F"] == StepState::most_flags, "F = 2", {"F"});
   s.scalar("clip", op.clip, std::isfinite(op.clip) && op.clip >= 0, "a finite number, 0 for no clipping");
   std::int64_t least = 0;
   for (std::size_t i = 0; i < op.squares.size(); ++i) {
-    const std::string field = "squares[" + std::to_string(i) + "]";
+    const std::string field = "squares[" + std::to_string(i) + "]", sums = field + ".sums";
     const std::int64_t first = op.squares[i].first;
-    Signature("step_verdict").strided((field + ".sums").c_str(), op.squares[i].sums, f64, {"N", "c"});
+    Signature own("step_verdict");
+    own.strided(sums.c_str(), op.squares[i].sums, f64, {"N", "c"});
+    require_whole_nodes(own, op.nodes);
     s.scalar((field + ".first").c_str(), first, first >= least, "at least 0 and at least the one before");
     least = first;
   }

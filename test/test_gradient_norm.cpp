@@ -114,17 +114,23 @@ Values cancelling(Rng& rng, Index count) {
   return terms;
 }
 
+// The number of the piece that a rank has. Ranks are counted node by node.
+Index piece_of(Index rank, Index ranks, Index nodes) {
+  const Index of_a_node = ranks / nodes, node = rank / of_a_node, local = rank % of_a_node;
+  return local * nodes + node;
+}
+
 // Sums of chunks as ranks hold them: [ranks, columns] with a gap between rows, filled up with zeros.
 class PaddedSums {
  public:
-  PaddedSums(Device& device, Index ranks, const Values& sums, Index gap)
+  PaddedSums(Device& device, Index ranks, Index nodes, const Values& sums, Index gap)
       : ranks_(ranks),
         columns_((static_cast<Index>(sums.size()) + ranks - 1) / ranks),
         memory_(device, DType::f64, {ranks, columns_ + gap}, "sums") {
     Values values(static_cast<std::size_t>(ranks * (columns_ + gap)), std::nan(""));
     for (Index r = 0; r < ranks; ++r)
       for (Index c = 0; c < columns_; ++c) {
-        const auto i = static_cast<std::size_t>(r * columns_ + c);
+        const auto i = static_cast<std::size_t>(piece_of(r, ranks, nodes) * columns_ + c);
         values[static_cast<std::size_t>(r * (columns_ + gap) + c)] = i < sums.size() ? sums[i] : 0.0;
       }
     memory_.set(values);
@@ -136,9 +142,10 @@ class PaddedSums {
   Operand memory_;
 };
 
-// The verdict over one loss and these sums, cut into `tensors` pieces at random places, each on up to `ranks`
-// ranks.
-StepState verdict_over(Device& device, Rng& rng, const Values& sums, Index tensors, Index ranks) {
+// The verdict over losses of 1 and these sums, cut into `tensors` tensors at random places. With one node a
+// tensor is on up to `ranks` ranks, with several on all.
+StepState verdict_over(Device& device, Rng& rng, const Values& sums, Index tensors, Index ranks,
+                       Index nodes = 1) {
   std::vector<std::size_t> borders = {0, sums.size()};
   for (Index i = 1; i < tensors; ++i) borders.push_back(rng() % (sums.size() + 1));
   std::sort(borders.begin(), borders.end());
@@ -146,14 +153,19 @@ StepState verdict_over(Device& device, Rng& rng, const Values& sums, Index tenso
   std::vector<ChunkSums> squares;
   for (std::size_t i = 0; i + 1 < borders.size(); ++i) {
     const auto at = [&](std::size_t border) { return sums.begin() + static_cast<std::ptrdiff_t>(border); };
-    const Index rows = ranks == 1 ? 1 : 1 + static_cast<Index>(rng() % static_cast<std::uint64_t>(ranks));
-    pieces.emplace_back(device, rows, Values(at(borders[i]), at(borders[i + 1])),
+    const Index rows = nodes > 1 ? ranks : 1 + static_cast<Index>(rng() % static_cast<std::uint64_t>(ranks));
+    pieces.emplace_back(device, rows, nodes, Values(at(borders[i]), at(borders[i + 1])),
                         static_cast<Index>(rng() % 3));
     squares.push_back({pieces.back().tensor(), static_cast<Index>(borders[i])});
   }
   const State state(device, fresh_state());
-  const auto loss = Operand::of(device, {1}, {1, 1}, "loss", DType::f64);
-  device.run(StepVerdict{state.pointer(), loss, squares, 1.0f});
+  const auto losses =
+      Operand::of(device, Values(static_cast<std::size_t>(ranks), 1.0), {ranks, 1}, "losses", DType::f64);
+  device.run(StepVerdict{.state = state.pointer(),
+                         .losses = losses,
+                         .squares = squares,
+                         .clip = 1,
+                         .nodes = static_cast<int>(nodes)});
   return state.get();
 }
 }  // namespace
@@ -268,6 +280,23 @@ TEST_CASE("step verdict: adds the squares of all chunks in the documented order,
   });
 }
 
+TEST_CASE("step verdict: adds the squares in the order of the pieces, on any number of nodes") {
+  on_every_device([](Device& device, Rng& rng) {
+    for (const Index ranks : {1, 2, 4, 6})
+      for (const Index nodes : {1, 2, 3})
+        if (ranks % nodes == 0)
+          for (const Index chunks : {1, 5, 1025, 3001})
+            for (const Index tensors : {1, 3, 64, 65, 200}) {  // a launch takes 64
+              INFO(chunks << " chunks in " << tensors << " tensors on " << ranks << " ranks of " << nodes
+                          << " nodes");
+              const Values sums = cancelling(rng, chunks);
+              const StepState got = verdict_over(device, rng, sums, tensors, ranks, nodes);
+              CHECK(got.grad_norm == static_cast<float>(std::sqrt(sum_in_order(sums))));
+              CHECK(got.loss == static_cast<float>(ranks));
+            }
+  });
+}
+
 TEST_CASE("step verdict: the order of the chunks and of the losses shows") {
   Rng rng(goat::test::fresh_seed());
   const Values sums = cancelling(rng, 3000);
@@ -275,7 +304,7 @@ TEST_CASE("step verdict: the order of the chunks and of the losses shows") {
   CHECK(static_cast<float>(sum_in_order(other)) != static_cast<float>(sum_in_order(sums)));
 }
 
-TEST_CASE("step verdict: the loss is the sum of all ranks' leaves, one after the other") {
+TEST_CASE("step verdict: the loss is the sum of all ranks' leaves, one after the other, on any nodes") {
   on_every_device([](Device& device, Rng& rng) {
     for (const Index count : {1, 4, 12, 96}) {
       const Values losses = cancelling(rng, count);
@@ -285,12 +314,17 @@ TEST_CASE("step verdict: the loss is the sum of all ranks' leaves, one after the
       for (const Index ranks : {1, 2, 4, 12})
         if (count % ranks == 0)
           for (const Index gap : {0, 3}) {
-            INFO(count << " leaves on " << ranks << " ranks, gap " << gap);
-            const PaddedSums of_ranks(device, ranks, losses, gap);
+            const Index nodes = ranks % 4 == 0 && gap == 3 ? 2 : 1;
+            INFO(count << " leaves on " << ranks << " ranks, gap " << gap << ", " << nodes << " nodes");
+            const PaddedSums of_ranks(device, ranks, 1, losses, gap);
             StepState before = fresh_state();
             before.loss = std::nanf("");
             const State state(device, before);
-            device.run(StepVerdict{state.pointer(), of_ranks.tensor(), {}, 1.0f});
+            device.run(StepVerdict{.state = state.pointer(),
+                                   .losses = of_ranks.tensor(),
+                                   .squares = {},
+                                   .clip = 1,
+                                   .nodes = static_cast<int>(nodes)});
             const StepState got = state.get();
             CHECK(got.loss == static_cast<float>(want));
             CHECK(got.grad_norm == 0);

@@ -64,6 +64,16 @@ TEST_CASE("operand checks: loss and squares of a step, and the verdict over them
   CHECK(complaint(verdict, [](StepVerdict& op) {
           op.flags = f64({2, 3});
         }) == "step_verdict: expected F = 2 (F = 3 in flags)");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.nodes = 0; }) ==
+        "step_verdict: nodes = 0: expected a divisor of N (N = 2 in losses)");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.nodes = 3; }) ==
+        "step_verdict: nodes = 3: expected a divisor of N (N = 2 in losses)");
+  CHECK(complaint(verdict, [](StepVerdict& op) { op.nodes = 2; }) ==
+        "step_verdict: nodes = 2: expected a divisor of N (N = 1 in squares[2].sums)");
+  CHECK(complaint(verdict, [&](StepVerdict& op) {
+          op.nodes = 2;
+          op.squares = std::span(good).first(2);
+        }) == "");
   CHECK(complaint(verdict, [](StepVerdict& op) { op.clip = -1; }) ==
         "step_verdict: clip = -1: expected a finite number, 0 for no clipping");
   const auto complaint_of = [&](const ChunkSums& second) {

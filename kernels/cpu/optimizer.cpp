@@ -40,11 +40,15 @@ double sum_of(Lanes lanes) {
   return lanes[0];
 }
 
-// Calls body(values, count) with each row of a matrix.
+// Calls body(values, count) with each row of a matrix. Row r is of rank r. The order is that of the pieces
+// which the ranks have (StepVerdict in operations.h); with one node, that of the ranks.
 template <class Body>
-void for_each_row(const Tensor& matrix, Body body) {
-  for (std::int64_t r = 0; r < matrix.shape[0]; ++r)
+void for_each_row(const Tensor& matrix, std::int64_t nodes, Body body) {
+  const std::int64_t rows = matrix.shape[0];
+  for (std::int64_t k = 0; k < rows; ++k) {
+    const std::int64_t r = k % nodes * (rows / nodes) + k / nodes;
     body(matrix.as<double>() + r * matrix.stride[0], matrix.shape[1]);
+  }
 }
 
 struct AdamCoefficients {
@@ -126,13 +130,13 @@ void set_flags(StepState& state, const Tensor& flags) {
 // Uses one thread: there is one sum of squares for 32768 elements of the model.
 void CpuDevice::launch(const StepVerdict& op) {
   double loss = 0;
-  for_each_row(op.losses, [&](const double* losses, std::int64_t count) {
+  for_each_row(op.losses, 1, [&](const double* losses, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) loss += losses[i];
   });
   Lanes lanes{};
   for (const auto& [sums, first] : op.squares) {
     std::int64_t number = first;
-    for_each_row(sums, [&](const double* squares, std::int64_t count) {
+    for_each_row(sums, op.nodes, [&](const double* squares, std::int64_t count) {
       for (std::int64_t i = 0; i < count; ++i)
         lanes[static_cast<std::size_t>(number++ % sum_lanes)] += squares[i];
     });

@@ -84,7 +84,7 @@ struct SquaresList {
   static constexpr int capacity = 64;
   Matrix sums[capacity];
   std::int64_t first[capacity];
-  int count;
+  int count, nodes;
   bool begins, ends;
 };
 
@@ -96,13 +96,21 @@ __device__ __forceinline__ double sum_of(const Matrix& losses) {
   return sum;
 }
 
+// The rank that has this piece of each tensor (StepVerdict in operations.h).
+__device__ __forceinline__ std::int64_t rank_of(std::int64_t piece, std::int64_t ranks, int nodes) {
+  return nodes == 1 ? piece : piece % nodes * (ranks / nodes) + piece / nodes;
+}
+
 // Adds the squares whose chunks belong to the thread's lane.
 __device__ __forceinline__ double lane_of(const SquaresList& list, double lane) {
   for (int t = 0; t < list.count; ++t) {
     const Matrix& sums = list.sums[t];
     const std::int64_t count = sums.rows * sums.columns;
     std::int64_t i = (threadIdx.x + sum_lanes - list.first[t] % sum_lanes) % sum_lanes;
-    for (; i < count; i += sum_lanes) lane += sums.data[i / sums.columns * sums.stride + i % sums.columns];
+    for (; i < count; i += sum_lanes) {
+      const std::int64_t rank = rank_of(i / sums.columns, sums.rows, list.nodes);
+      lane += sums.data[rank * sums.stride + i % sums.columns];
+    }
   }
   return lane;
 }
@@ -296,6 +304,7 @@ void CudaDevice::launch(const StepVerdict& op) {
   std::size_t done = 0;
   do {
     SquaresList list{};
+    list.nodes = op.nodes;
     list.begins = done == 0;
     for (; list.count < SquaresList::capacity && done < op.squares.size(); ++done, ++list.count) {
       list.sums[list.count] = matrix_of(op.squares[done].sums);
