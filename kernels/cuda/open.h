@@ -27,4 +27,5 @@ std::unique_ptr<Device> open_device();
 std::string communicator_version();
 std::string communicator_id();
 std::unique_ptr<Communicator> open_communicator(const CommunicatorSetup& setup);
+void remove_shared_names(const std::string& id) noexcept;
 }  // namespace goat::on_simt

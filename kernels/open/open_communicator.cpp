@@ -46,6 +46,13 @@ std::unique_ptr<Communicator> open_communicator(const std::string& device, const
   return functions_for(device).open(setup);
 }
 
+void remove_shared_names([[maybe_unused]] const std::string& device,
+                         [[maybe_unused]] const std::string& id) noexcept {
+#ifdef GOAT_HAS_SIMT
+  if (device == "simt") on_simt::remove_shared_names(id);
+#endif
+}
+
 std::string nccl_text() {
 #ifdef GOAT_HAS_NCCL
   return "built with " + on_cuda::nccl_of_build() + ", " + on_cuda::nccl_of_this_machine();

@@ -27,6 +27,10 @@ std::string communicator_id(const std::string& device);
 // with NCCL's words.
 std::unique_ptr<Communicator> open_communicator(const std::string& device, const CommunicatorSetup& setup);
 
+// Removes the names in /dev/shm that ranks which ended while they opened it may have left. The simulated NCCL
+// has such names, and each begins with "goat-" and goes on with digits.
+void remove_shared_names(const std::string& device, const std::string& id) noexcept;
+
 // One line for --version: NCCL as this build knows it, and as this machine has it.
 std::string nccl_text();
 

@@ -10,6 +10,7 @@
 #include <random>
 #include <tuple>
 
+#include "kernels/cuda/open.h"
 #include "kernels/simt/nccl_comm.h"
 #include "kernels/simt/nccl_random.h"
 #include "kernels/simt/nccl_transfer.h"
@@ -296,6 +297,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   *id = {};
   text.copy(id->internal, sizeof id->internal - 1);
   return ncclSuccess;
+}
+
+void remove_shared_names(const std::string& id) noexcept {
+  ncclUniqueId words{};
+  id.copy(words.internal, sizeof words.internal);
+  try {
+    NcclBoard::remove_names(digits_of(words, "remove_shared_names"));
+  } catch (const NcclMisuse&) {  // no id: there are no names
+  }
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* result, int size, ncclUniqueId id, int rank,

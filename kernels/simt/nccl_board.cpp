@@ -28,6 +28,7 @@ NcclSequence counterpart(const NcclSequence& sequence, int own) {
 
 namespace {
 std::string segment_name(std::uint64_t digits) { return "goat-" + std::to_string(digits); }
+std::string own_segment_name(std::uint64_t digits) { return segment_name(mixed(digits, 1)); }
 
 SharedExchangeSetup exchange_setup(std::uint64_t digits, int rank, int size) {
   SharedExchangeSetup setup;
@@ -47,7 +48,7 @@ NcclBoard::NcclBoard(std::uint64_t digits, int rank, int size)
       size_(static_cast<std::size_t>(size)),
       mailbox_bytes_(
           std::clamp<std::size_t>((std::size_t{4} << 20) / (size_ * size_) / 64 * 64, 4096, 1 << 18)) {
-  const std::string name = "/" + segment_name(mixed(digits, 1));
+  const std::string name = "/" + own_segment_name(digits);
   if (rank == 0) segment_.emplace(SharedSegment::create(name, bytes()));
   exchange_ = std::make_unique<SharedExchange>(exchange_setup(digits, rank, size));
   if (rank != 0) {
@@ -59,6 +60,11 @@ NcclBoard::NcclBoard(std::uint64_t digits, int rank, int size)
   place(rank).process = this_process();
   exchange_->barrier();
   segment_->remove_name();
+}
+
+void NcclBoard::remove_names(std::uint64_t digits) noexcept {
+  SharedSegment::remove(segment_name(digits));
+  SharedSegment::remove(own_segment_name(digits));
 }
 
 // ------------------------------------------------------------------------------------------------- layout

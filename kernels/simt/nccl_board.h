@@ -61,6 +61,9 @@ struct alignas(64) NcclMailbox {
 
 class NcclBoard {
  public:
+  // Removes the names in /dev/shm of a board that has not come about.
+  static void remove_names(std::uint64_t digits) noexcept;
+
   // Returns when all ranks have come. `digits` is the same for all ranks, and no other communicator's. Throws
   // what SharedExchange does.
   NcclBoard(std::uint64_t digits, int rank, int size);
