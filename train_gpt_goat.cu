@@ -1,5 +1,5 @@
 // train_gpt_goat: trains GPT models whose attention has a learnable prior.
-// Reads top to bottom: config -> device -> data -> model -> loop.
+// Reads top to bottom: config -> ranks -> device -> data -> model -> loop.
 
 #include <csignal>
 #include <cstdio>
@@ -37,9 +37,10 @@ int list_configs() {
 void print_note(const std::string& note) { std::fprintf(stderr, "note: %s\n", note.c_str()); }
 void no_notes(const std::string&) {}
 
-std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why) {
+std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why,
+                                           const DevicePlace& place = {}) {
   try {
-    return open_device(name, &why);
+    return open_device(name, &why, place);
   } catch (const std::invalid_argument& error) {
     throw ConfigError(error.what());
   }
@@ -146,11 +147,18 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
 }
 
 // An error that this rank has alone ends the others, which wait for it; one that all have ends them in order.
-int train(const TrainOptions& options, Device& device, const std::string& why) {
+int train(const TrainOptions& options, const std::string& device_name) {
   const Config asked = config_to_complete(options, started_as_first() ? print_note : no_notes);
-  Ranks ranks = meet_ranks_of_run(asked, options, run_folder(options), device);
+  std::string why;
+  std::unique_ptr<Device> device;  // outlives the ranks, which use it
+  Ranks ranks = meet_ranks_of_run(asked, options, run_folder(options));
+  connect_ranks(ranks, {asked.library_adds(), asked.distributed.levels},
+                [&](const DevicePlace& place) -> Device& {
+                  device = open_chosen_device(device_name, why, place);
+                  return *device;
+                });
   try {
-    const int code = train_as_rank(options, asked, device, why, ranks);
+    const int code = train_as_rank(options, asked, *device, why, ranks);
     ranks.group->finish();
     return code;
   } catch (const std::exception& error) {
@@ -178,6 +186,7 @@ int run_command(const CommandLine& line) {
     std::fputs(to_toml(chosen_config(*training, print_note)).c_str(), stdout);
     return 0;
   }
+  if (training && !training->dry_run && training->profile == 0) return train(*training, line.device);
   std::string why;
   const std::unique_ptr<Device> device = open_chosen_device(line.device, why);
   if (training && training->dry_run) {
@@ -191,8 +200,7 @@ int run_command(const CommandLine& line) {
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }
-  if (training && training->profile > 0) return profile(*training, *device);
-  if (training) return train(*training, *device, why);
+  if (training) return profile(*training, *device);
   if (const auto* evaluation = std::get_if<EvalOptions>(&line.command)) return run_eval(*evaluation, *device);
   if (const auto* analysis = std::get_if<AnalyzeOptions>(&line.command))
     return run_analyze(*analysis, *device);

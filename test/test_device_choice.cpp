@@ -4,6 +4,7 @@
 #include "test/catch.h"
 
 using goat::choose_device;
+using goat::gpu_of;
 using goat::GpuSearch;
 using goat::obstacle_of;
 using Result = goat::GpuSearch::Result;
@@ -84,4 +85,15 @@ TEST_CASE("device: without GPU code or GPU, the next step is named") {
   CHECK_THAT(obstacle_of({Result::none, "", "", "driver too old"}).cause,
              ContainsSubstring("driver too old"));
   CHECK_THAT(obstacle_of({Result::none}).remedy, ContainsSubstring("nvidia-smi"));
+}
+
+TEST_CASE("a rank takes the GPU of its place on the host, or the only one that it can see") {
+  CHECK(gpu_of({0, 1}, 1) == 0);
+  CHECK(gpu_of({0, 1}, 8) == 0);
+  CHECK(gpu_of({7, 8}, 8) == 7);
+  CHECK(gpu_of({1, 2}, 8) == 1);
+  CHECK(gpu_of({3, 4}, 1) == 0);
+  CHECK_THROWS_WITH(gpu_of({0, 4}, 2),
+                    "there are 4 ranks on this host, and 2 GPUs that they can see: start one rank a GPU "
+                    "(--ranks 2), or give --device cpu");
 }

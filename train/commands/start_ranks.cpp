@@ -73,7 +73,7 @@ std::optional<int> run_copies(const CommandLine& line, int argc, char** argv) {
 }
 
 Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
-                        const std::filesystem::path& folder, const Device& device) {
+                        const std::filesystem::path& folder) {
   const Launch launch = launch_of(environment_of_process());
   RankGroupOptions group;
   group.start_timeout = milliseconds_of(config.distributed.start_timeout);
@@ -89,12 +89,11 @@ Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
   const std::string start = options.resume ? "--resume" : options.overwrite ? "--overwrite" : "a new run";
   return meet_ranks(launch,
                     {{"program", build_text()},
-                     {"device", device.info().name},
                      {"arithmetic", cpu_arithmetic()},
                      {"run folder", folder.string()},
                      {"start", start + (options.allow_changed_data ? " --allow-changed-data" : "")},
                      {"config", to_toml(config)}},
-                    std::move(group), device);
+                    std::move(group));
 }
 
 bool started_as_first() { return launch_if_clear(environment_of_process()).rank == 0; }

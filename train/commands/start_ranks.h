@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <optional>
 
-#include "kernels/device.h"
 #include "train/commands/command_line.h"
 #include "train/config/config.h"
 #include "train/replicas/ranks.h"
@@ -21,10 +20,10 @@ std::optional<int> run_copies(const CommandLine& line, int argc, char** argv);
 // Whether this process is the one rank, or rank 0 of several.
 bool started_as_first();
 
-// Meets the other ranks, which must have the same program, config, device and command. When a rank fails,
-// every process ends; rank 0 then tells how to continue the run in `folder`.
+// Meets the other ranks, which must have the same program, config and command. When a rank fails, every
+// process ends; rank 0 then tells how to continue the run in `folder`.
 Ranks meet_ranks_of_run(const Config& config, const TrainOptions& options,
-                        const std::filesystem::path& folder, const Device& device);
+                        const std::filesystem::path& folder);
 
 // The program's exit code after an exception: 2 for ConfigError, 3 for DataError, that of a RanksError, else
 // 1.

@@ -144,6 +144,7 @@ struct Config {
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   // distributed.leaves; 1 where the ranks have not replaced the 0 yet
   std::int64_t leaves() const { return distributed.leaves ? distributed.leaves : 1; }
+  bool library_adds() const { return distributed.reduce == "nccl"; }  // gradients of several ranks
   std::int64_t leaf_sequences() const { return train.batch / leaves(); }
   // train.micro_batch; the whole leaf where no device has replaced the 0 yet
   std::int64_t micro_batch() const { return train.micro_batch ? train.micro_batch : leaf_sequences(); }

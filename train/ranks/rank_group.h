@@ -66,6 +66,7 @@ class RankGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   const std::vector<Peer>& peers() const { return peers_; }
+  const RankGroupOptions& options() const { return options_; }
 
   // Every rank's bytes, by rank. All ranks must call with the same `what`, in the same order; a rank that
   // does not come within `limit` ends the run, as does one that lets all wait for longer than the phase

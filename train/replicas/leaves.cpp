@@ -30,7 +30,7 @@ std::vector<std::string> notes_on_sums(const Config& config, int ranks) {
   if (!std::has_single_bit(static_cast<std::uint64_t>(config.leaves() / ranks)))
     notes.push_back("each of " + counted(ranks, "rank") + " adds " +
                     counted(config.leaves() / ranks, "leaf", "leaves") + ", no power of two: " + differ);
-  if (config.distributed.reduce == "nccl")
+  if (config.library_adds())
     notes.push_back("distributed.reduce = \"nccl\" adds in an order of its own: " + differ);
   if (config.distributed.wire == "bf16")
     notes.push_back("distributed.wire = \"bf16\" rounds gradients before they travel: " + differ);

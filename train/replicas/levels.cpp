@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 
 #include "train/ranks/ranks_error.h"
 
@@ -41,6 +42,21 @@ Levels levels_of(const std::vector<Peer>& peers, std::int64_t asked) {
                    " ranks a host are no power of two; distributed.levels = 2 adds on each host first, "
                    "which is faster, but other bits"};
   return {nodes, ""};
+}
+
+std::vector<Peer> on_simulated_nodes(std::vector<Peer> peers) {
+  const char* const text = std::getenv("GOAT_SIMT_NODES");
+  if (!text || !*text) return peers;
+  const int size = static_cast<int>(peers.size()), nodes = std::atoi(text);
+  if (nodes < 1 || size % nodes != 0)
+    throw RanksError("GOAT_SIMT_NODES=" + std::string(text) + ": a divisor of the " + std::to_string(size) +
+                         " ranks is expected",
+                     2);
+  for (Peer& peer : peers) {
+    peer.node = peer.rank / (size / nodes);
+    peer.host += "-" + std::to_string(peer.node);
+  }
+  return peers;
 }
 
 }  // namespace goat

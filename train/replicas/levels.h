@@ -19,4 +19,9 @@ struct Levels {
 // of ranks on each node. Throws RanksError if they are asked for in vain.
 Levels levels_of(const std::vector<Peer>& peers, std::int64_t asked);
 
+// Ranks of the simulated GPU, all on one host, as if they were on GOAT_SIMT_NODES hosts, numbered one after
+// the other: for tests. Without that variable, as they are. Throws RanksError if it is no divisor of the
+// ranks.
+std::vector<Peer> on_simulated_nodes(std::vector<Peer> peers);
+
 }  // namespace goat

@@ -42,7 +42,7 @@ TrainingLog::TrainingLog(const Config& config, const Device& device, RunFolder& 
 
 void TrainingLog::announce_ranks(const Ranks& ranks) const {
   if (ranks.size() == 1) return;
-  const bool library = config_.distributed.reduce == "nccl";
+  const bool library = config_.library_adds();
   std::printf("ranks       %d on %s; the gradients of %s %s%s\n", ranks.size(),
               counted(ranks.group->peers().back().node + 1, "host").c_str(),
               counted(config_.leaves(), "leaf", "leaves").c_str(),

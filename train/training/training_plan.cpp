@@ -9,14 +9,13 @@ namespace {
 Sharding sharding_of(const Config& config, int rank, int ranks, int nodes) {
   constexpr std::int64_t mib = (1 << 20) / sizeof(float);
   const std::int64_t asked = config.distributed.bucket_mib * mib;
-  return {rank, ranks, asked > 0 ? asked : default_bucket_elements(ranks),
-          config.distributed.reduce == "nccl" ? 1 : nodes};
+  return {rank, ranks, asked > 0 ? asked : default_bucket_elements(ranks), config.library_adds() ? 1 : nodes};
 }
 
-ExchangeOptions exchange_options(const Config::Distributed& keys) {
-  return {.overlap = keys.overlap,
-          .library_adds = keys.reduce == "nccl",
-          .wire = keys.wire == "bf16" ? DType::bf16 : DType::f32};
+ExchangeOptions exchange_options(const Config& config) {
+  return {.overlap = config.distributed.overlap,
+          .library_adds = config.library_adds(),
+          .wire = config.distributed.wire == "bf16" ? DType::bf16 : DType::f32};
 }
 }  // namespace
 
@@ -26,7 +25,7 @@ TrainingPlan::TrainingPlan(const Config& config_, const Device& device, int rank
 TrainingPlan::TrainingPlan(const Config& config_, const Device& device, const Sharding& sharding)
     : config(config_),
       parameters(model_dtype(config_, device)),
-      replicas(parameters, sharding, config.leaves(), exchange_options(config.distributed)) {
+      replicas(parameters, sharding, config.leaves(), exchange_options(config)) {
   declare_parameters(config, parameters);
   parameters.plan(memory, true, sharding);
   const BatchShape shape{config.micro_batch(), config.data.seq_len};
