@@ -1,6 +1,8 @@
 """What nvcc made of the kernels: ptxas's report on each of them, and the symbols of the two builds of
 kernels/cuda. Runs where there is nvcc."""
 
+import ctypes
+import ctypes.util
 import os
 import re
 import shutil
@@ -199,7 +201,7 @@ def of_the_standard_library(readable):
 # host compiler. DW.ref: pointers to type_info and
 # the like, for exceptions; what they point to is listed under its own name.
 SHARED_WITH_THE_REST = re.compile(
-    r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Device(?:Event|Graph|Buffer)?|Tensor|Allocation)\b"
+    r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Communicator(?:Setup)?|Device(?:Event|Graph|Buffer)?|Tensor|Allocation)\b"
     r"(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
 )
 
@@ -259,6 +261,69 @@ def test_planted_symbols_are_seen():
         "void goat::on_simt::enqueue_norm_backward<float, true>(CUstream_st*, "
         "goat::on_simt::NormBackward<float> const&, float*)"
     )
+
+
+# ---------------------------------------------------------------------------------------- NCCL's library
+
+FORWARDED = re.findall(r"Do\((nccl\w+)\)", (REPOSITORY / "kernels/cuda/nccl_library.cu").read_text())
+
+
+@pytest.fixture(scope="module")
+def nccl_path():
+    known = ctypes.util.find_library("nccl")
+    wheels = (REPOSITORY / ".venv/lib").glob("python3*/site-packages/nvidia/nccl/lib/libnccl.so.2")
+    here = [Path(os.environ.get("GOAT_NCCL", "")), Path("/usr/local/cuda/lib64/libnccl.so.2"), *wheels]
+    if known := known or next((str(path) for path in here if path.is_file()), None):
+        return known
+    pytest.skip("no libnccl.so.2")
+
+
+def test_every_function_of_nccl_that_is_called_is_passed_on():
+    source = (REPOSITORY / "kernels/cuda/communicator.cu").read_text()
+    called = set(re.findall(r"\b(nccl[A-Z]\w+)\(", source))
+    defined = re.findall(
+        r"^[\w ]+[ *]+(nccl\w+)\(", (REPOSITORY / "kernels/cuda/nccl_library.cu").read_text(), re.M
+    )
+    assert called and called - {"ncclGetVersion"} <= set(FORWARDED)
+    assert sorted(FORWARDED) == sorted(defined)
+
+
+def test_the_library_has_every_function_that_is_passed_on(nccl_path):
+    library = ctypes.CDLL(nccl_path)
+    assert [name for name in FORWARDED if not hasattr(library, name)] == []
+
+
+def version_line(**variables):
+    program = BUILD / "train_gpt_goat"
+    if not has_cuda(BUILD) or not program.exists():
+        pytest.skip(f"{BUILD} has no program with the CUDA device")
+    done = subprocess.run([program, "--version"], env=os.environ | variables, capture_output=True, text=True)
+    return re.search("^nccl +(.*)", done.stdout, re.M)[1]
+
+
+def test_the_version_of_the_library_is_told(nccl_path):
+    words = rf"built with 2\.\d+\.\d+, found 2\.\d+\.\d+ in .*{re.escape(Path(nccl_path).name)}"
+    assert re.fullmatch(words, version_line(GOAT_NCCL=nccl_path))
+
+
+def library(tmp_path, text):
+    source, built = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
+    source.write_text(text)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", built, source], check=True)
+    return str(built)
+
+
+def test_a_library_that_is_missing_too_old_or_another_one_is_refused_with_what_to_install(tmp_path):
+    others = "".join(f"int {name}(void) {{ return 0; }}\n" for name in FORWARDED if name != "ncclGetVersion")
+    old = others + "int ncclGetVersion(int* version) { *version = 21805; return 0; }\n"
+    for path, cause in [
+        (str(tmp_path / "none.so"), "the library was not found (.*none.so"),
+        (library(tmp_path, old), "libnccl.so.2 is version 2.18.5, too old for this build"),
+        (library(tmp_path, others.replace("ncclSend", "ncclSent")), "libnccl.so.2 has no nccl"),
+    ]:
+        line = version_line(GOAT_NCCL=path)
+        assert re.search(cause.replace("(", r"\("), line), line
+        assert "apt install libnccl2" in line and "nvidia-nccl-cu" in line and "GOAT_NCCL" in line
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from conftest import REPOSITORY
 
 def test_version_tells_commit_compiler_devices_and_libraries(run_binary):
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in run_binary("--version").stdout.splitlines())
-    assert lines.keys() == {"train_gpt_goat", "compiler", "device cpu", "device cuda", "device simt"}
+    assert lines.keys() == {"train_gpt_goat", "compiler", "device cpu", "device cuda", "device simt", "nccl"}
     assert re.fullmatch(r"\S+ \d+\.\d+\S*, \w+", lines["compiler"])
     assert re.search(r"\d threads?, .*oneDNN \d+\.\d+\.\d+", lines["device cpu"])
     assert re.fullmatch(
         r"sm_\d+.* \(CUDA \d+\.\d.*, cuBLASLt \d+\.\d.*\)|not built \(make CUDA=ON\)", lines["device cuda"]
     )
     assert lines["device simt"] in ("built", "not built (make SIMT=ON)")
+    nccl = r"built with 2\.\d+\.\d+, (found 2\.\d+\.\d+ in /.*|several GPUs .* not found .*)"
+    assert re.fullmatch(rf"{nccl}|not built \(nccl.h and CUDA=ON\)", lines["nccl"])
 
 
 def test_version_says_whether_the_simulated_gpu_is_there(binary, run_binary, tmp_path):

@@ -1,5 +1,6 @@
 #include "train/commands/version.h"
 
+#include "kernels/open/open_communicator.h"
 #include "kernels/open/open_device.h"
 
 // CMakeLists.txt defines GOAT_COMPILER, GOAT_BUILD_TYPE, GOAT_CUDA_CODE (architectures, toolkit and cuBLASLt;
@@ -24,7 +25,7 @@ std::string version_text() {
 #else
   text += "device simt     not built (make SIMT=ON)\n";
 #endif
-  return text;
+  return text + "nccl            " + nccl_text() + "\n";
 }
 
 }  // namespace goat
