@@ -201,7 +201,8 @@ def of_the_standard_library(readable):
 # host compiler. DW.ref: pointers to type_info and
 # the like, for exceptions; what they point to is listed under its own name.
 SHARED_WITH_THE_REST = re.compile(
-    r"(?:typeinfo (?:name )?for |vtable for )?goat::(?:Communicator(?:Setup)?|Device(?:Event|Graph|Buffer)?|Tensor|Allocation)\b"
+    r"(?:typeinfo (?:name )?for |vtable for )?"
+    r"goat::(?:Communicator(?:Setup)?|Device(?:Event|Graph|Buffer)?|Tensor|Allocation)\b"
     r"(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
 )
 

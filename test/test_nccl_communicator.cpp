@@ -2,8 +2,9 @@
 // simulated too.
 #ifdef GOAT_HAS_SIMT
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
-#include <sstream>
+#include <thread>
 
 #include "kernels/open/open_communicator.h"
 #include "kernels/open/open_device.h"
@@ -130,6 +131,37 @@ TEST_CASE("NCCL: an error names the call, the rank and the source line, in NCCL'
   CHECK_THAT(said,
              Catch::Matchers::StartsWith("NCCL: ncclCommInitRankConfig at rank 5 of 2: invalid argument"));
   CHECK_THAT(said, Catch::Matchers::Matches(".*rank 5 of 2 ranks.* at .*kernels/cuda/communicator.cu:\\d+"));
+}
+
+TEST_CASE("NCCL: an error of a call ends the communicator, one that comes later is told to any thread") {
+  if (!simt_is_tested()) return;
+  RestoredOptions options;
+  options->nccl_failure = {0, 2, on_simt::NcclFault::error};
+  const auto twice = [](Device& device, Communicator& ranks) {
+    const Operand memory = Operand::zeros(device, {1000}, "memory");
+    const auto call = [&] {
+      ranks.broadcast(device, memory.tensor().data, memory.tensor().bytes(), 0);
+      device.synchronize();
+    };
+    call();
+    const std::string first = complaint_of(call);
+    return first == complaint_of(call) ? first : "another error follows: " + first;
+  };
+  const auto reports = reports_of(2, twice);
+  CHECK_THAT(reports[0], Catch::Matchers::StartsWith("NCCL: ncclBroadcast at rank 0 of 2: "));
+  CHECK_THAT(reports[0], Catch::Matchers::Matches(".* at .*kernels/cuda/communicator.cu:\\d+"));
+
+  options->nccl_failure = {0, 1, on_simt::NcclFault::async};
+  options->streams = Streams::late;
+  const auto told = reports_of(1, [](Device& device, Communicator& ranks) {
+    const Operand memory = Operand::zeros(device, {1000}, "memory");
+    if (!ranks.trouble().empty()) return "trouble before any call: " + ranks.trouble();
+    ranks.broadcast(device, memory.tensor().data, memory.tensor().bytes(), 0);
+    for (int i = 0; i < 5000 && ranks.trouble().empty(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return ranks.trouble();
+  });
+  CHECK_THAT(told.front(), Catch::Matchers::StartsWith("NCCL: an error at rank 0 of 1: "));
 }
 
 TEST_CASE("NCCL: sums leave out NVLS unless the user has chosen an algorithm") {

@@ -140,16 +140,15 @@ class NcclCommunicator final : public Communicator {
   std::exception_ptr failure_;
 };
 
-// Once a call has failed, other ranks may never come: then nothing waits for them.
+// After an error other ranks may never come: then nothing waits for them.
 NcclCommunicator::~NcclCommunicator() {
-  if (!failure_) {
-    try {
-      calls_.wait();
-    } catch (const std::exception&) {
-      failure_ = std::current_exception();
-    }
+  bool failed = failure_ || !trouble().empty();
+  try {
+    if (!failed) calls_.wait();
+  } catch (const std::exception&) {
+    failed = true;
   }
-  failure_ ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
+  failed ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
 }
 
 template <class Act>
