@@ -83,7 +83,8 @@ std::vector<std::string> run(int size, const Settings& settings, std::string Ran
     const auto device = open_device("simt");
     goat::test::RankSetup setup{goat::test::launch_of_rank(rank, size, port)};
     setup.options.limits = {};
-    Ranks ranks = size == 1 ? one_rank() : meet_ranks(setup.launch, setup.fields, setup.options, *device);
+    Ranks ranks = meet_ranks(setup.launch, setup.fields, setup.options);
+    connect_ranks(ranks, {}, [&](const DevicePlace&) -> Device& { return *device; });
     const Ran ran = train(config_of(settings), ranks, *device);
     ranks.group->finish();
     return ran.*told;
