@@ -106,8 +106,17 @@ void Signature::given(Field field, const void* operand, std::size_t bytes) const
 void Signature::note(Field field, const void* memory, std::size_t bytes) const {
   if (noted) noted->push_back({memory, bytes, field.written, std::string(field.name) + " of " + operation_});
 }
+// Parts of a tensor that lie far apart, in any order, are noted one by one: what lies between them is not
+// touched.
 void Signature::note(Field field, const Tensor& tensor) const {
-  if (noted) note(field, tensor.data, extent_in_bytes(tensor));
+  if (!noted) return;
+  constexpr std::int64_t most_parts = 64;
+  if (tensor.rank < 2 || tensor.is_contiguous() || tensor.shape[0] > most_parts)
+    return note(field, tensor.data, extent_in_bytes(tensor));
+  for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+    const Tensor part = tensor.select(0, i);
+    note(field, part.data, extent_in_bytes(part));
+  }
 }
 
 void Signature::together(const char* field, const Tensor& tensor, const char* other_field,

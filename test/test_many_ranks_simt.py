@@ -14,6 +14,7 @@ from many_ranks import (  # noqa: F401
     end,
     endings,
     many,
+    metrics,
     ranks_under,
     require_same,
     result,
@@ -45,6 +46,16 @@ VARIANTS = {
 }
 
 
+def losses_of(folder):
+    return [line["loss"] for line in metrics(folder)]
+
+
+def require_close(folder, other, within):
+    """The losses of the steps differ by at most `within`, and somewhere at all."""
+    differences = [abs(a - b) for a, b in zip(losses_of(folder), losses_of(other), strict=True)]
+    assert 0 < max(differences) < within
+
+
 @pytest.fixture(autouse=True)
 def simulated(run_binary, monkeypatch):
     if not re.search("simt +built", run_binary("--version").stdout):
@@ -59,6 +70,63 @@ def test_by_one_two_and_four_ranks(many, variant):
     assert {state["precision"] for state in common["states"].values()} == {precision}
     if "train__spike_z" in variant:
         assert any(line.get("skipped") == "spike" for line in common["metrics"])
+
+
+BUCKETS = dict(model__vocab=16384, model__width=32, distributed__bucket_mib=1, train__steps=4)
+
+
+def test_four_ranks_on_two_and_four_nodes(run_binary, tmp_path, monkeypatch):
+    """Gradients are added on each node first: the bits are those of one rank and of one level."""
+    folders = [tmp_path / "one", tmp_path / "two_nodes", tmp_path / "four_nodes"]
+    run_binary(*command(folders[0], 1, SIMULATED, "--device", "simt", **BUCKETS))
+    for folder, nodes in zip(folders[1:], (2, 4)):
+        monkeypatch.setenv("GOAT_SIMT_NODES", str(nodes))
+        run = run_binary(*command(folder, 4, SIMULATED, "--device", "simt", **BUCKETS))
+        assert "added in a fixed tree, on each host first" in run.stdout
+    require_same(folders)
+
+
+def test_nodes_of_three_ranks_add_in_one_level_unless_two_are_asked_for(run_binary, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOAT_SIMT_NODES", "2")
+    settings = SIMULATED | {"train.batch": 6, "train.steps": 6, "distributed.leaves": 6}
+    folders = [tmp_path / name for name in ("one", "six", "two_levels")]
+    run_binary(*command(folders[0], 1, settings, "--device", "simt"))
+    run = run_binary(*command(folders[1], 6, settings, "--device", "simt"))
+    assert "added in one level, because 3 ranks a host are no power of two" in run.stderr
+    run = run_binary(*command(folders[2], 6, settings, "--device", "simt", distributed__levels=2))
+    assert "on each host first" in run.stdout and "one level" not in run.stderr
+    assert losses_of(folders[0]) == losses_of(folders[1])
+    require_close(folders[0], folders[2], 1e-5)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_gradients_that_travel_as_bf16(run_binary, tmp_path, monkeypatch, nodes):
+    """Every rank rounds what it sends: half an ulp of bf16, 2^-9, of a gradient; in two levels twice."""
+    monkeypatch.setenv("GOAT_SIMT_NODES", nodes)
+    run_binary(*command(tmp_path / "one", 1, SIMULATED, "--device", "simt", model__precision="fp32"))
+    for overlap in ("true", "false"):
+        bf16 = dict(distributed__wire="bf16", distributed__overlap=overlap, model__precision="fp32")
+        run = run_binary(*command(tmp_path / overlap, 4, SIMULATED, "--device", "simt", **bf16))
+        assert 'distributed.wire = "bf16" rounds gradients before they travel' in run.stderr
+    require_same([tmp_path / "true", tmp_path / "false"])
+    require_close(tmp_path / "one", tmp_path / "true", 2e-3)
+    norms = [[line["grad_norm"] for line in metrics(tmp_path / name)][0] for name in ("one", "true")]
+    assert norms[0] != norms[1] and abs(norms[1] / norms[0] - 1) < 2**-8
+
+
+def test_gradients_that_nccl_adds(run_binary, tmp_path):
+    run_binary(*command(tmp_path / "one", 1, SIMULATED, "--device", "simt", model__precision="fp32"))
+    for wire, within in (("f32", 1e-5), ("bf16", 2e-3)):
+        words = dict(distributed__reduce="nccl", distributed__wire=wire, model__precision="fp32")
+        run = run_binary(*command(tmp_path / wire, 4, SIMULATED, "--device", "simt", **words))
+        assert "are added by NCCL" in run.stdout
+        require_close(tmp_path / "one", tmp_path / wire, within)
+
+
+def test_ranks_of_the_cpu_have_no_nccl_to_add(run_binary, tmp_path):
+    run = run_binary(*command(tmp_path / "cpu", 2, SIMULATED, distributed__reduce="nccl"), code=2)
+    assert "ranks of the cpu have no NCCL" in run.stderr
+    assert not (tmp_path / "cpu").exists()
 
 
 def test_twelve_leaves_by_one_and_three_ranks(many):

@@ -70,16 +70,16 @@ int take_part(const goat::Launch& launch, const Settings& settings) {
   std::unique_ptr<Device> device;  // outlives the ranks
   goat::Ranks ranks =
       goat::meet_ranks(launch, {{"calls", settings.at("--calls")}, {"most", settings.at("--most")}}, {});
-  goat::connect_ranks(ranks, [&](const goat::DevicePlace& place) -> Device& {
+  goat::connect_ranks(ranks, {.library_adds = true}, [&](const goat::DevicePlace& place) -> Device& {
     device = goat::open_device(name, nullptr, place);
     return *device;
   });
   if (ranks.size() == 1)
-    ranks.communicator = goat::open_communicator(name, {goat::communicator_id(name), 0, 1});
+    ranks.communicators.world = goat::open_communicator(name, {goat::communicator_id(name), 0, 1});
   const std::uint64_t seed = std::stoull(ranks.group->gather("the seed", settings.at("--seed")).front());
   std::string faults;
   try {
-    faults = ranks.group->agree("faults", check_all(*device, *ranks.communicator, settings, seed));
+    faults = ranks.group->agree("faults", check_all(*device, *ranks.communicators.world, settings, seed));
   } catch (const std::exception& error) {
     ranks.group->fail(error.what(), 1);
     throw;
