@@ -76,12 +76,12 @@ class Use {
 // What the call returns for an error. The other ranks are told of one that concerns them.
 ncclResult_t returned(const NcclMisuse& error, ncclComm_t comm) {
   const std::string text = std::string("simt: ") + error.what();
-  process().note_error(text);
   if (error.lasting) {
     process().fail(*comm, error.result, comm->rank,
                    comm->board->name_of(comm->rank) + " has failed: " + text);
     for (const ncclComm_t living : process().living()) living->board->leave_exchange();
   }
+  process().note_error(text);
   return error.result;
 }
 
@@ -162,6 +162,7 @@ void fail_as_planned(const NcclCall& call) {
 ncclResult_t start(std::vector<NcclCall> calls, const std::string& end) {
   check_group(calls, end);
   compare_with_others(calls);
+  std::for_each(calls.begin(), calls.end(), require_simulated);
   if (std::any_of(calls.begin(), calls.end(), blocks)) {
     StreamQueues::instance().finish_all();
     await_others(calls);

@@ -110,16 +110,11 @@ bool is_in_place(const NcclCall& call) {
 }  // namespace
 
 void check_arguments(const NcclCall& call) {
-  const bool reduces = call.kind == NcclKind::reduce_scatter;
   const bool has_root = !is_collective(call.kind) || call.kind == NcclKind::broadcast;
   if (has_root && (call.root < 0 || call.root >= call.comm->size))
     refuse(call, "rank " + std::to_string(call.root) + " is not one of the " +
                      std::to_string(call.comm->size) + " ranks");
   if (size_of(call.type) == 0) refuse(call, "data type " + std::to_string(call.type) + " does not exist");
-  if (reduces && call.operation != ncclSum)
-    refuse(call, "operation " + std::to_string(call.operation) + " is not simulated: only ncclSum is");
-  if (reduces && size_of(call.type) < 4 && call.type != ncclBfloat16)
-    refuse(call, "the sum of data type " + std::to_string(call.type) + " is not simulated");
   if (call.count > (SIZE_MAX >> 4) / static_cast<std::size_t>(call.comm->size))
     refuse(call, std::to_string(call.count) + " elements are too many");
   const std::vector<NcclRange> ranges = ranges_of(call);
@@ -127,6 +122,15 @@ void check_arguments(const NcclCall& call) {
     if (const std::string fault = memory_fault(range); !fault.empty()) refuse(call, fault);
   if (ranges.size() == 2 && overlap(ranges[0], ranges[1]) && !is_in_place(call))
     refuse(call, "sendbuff overlaps recvbuff, and not as NCCL's form in place of this call");
+}
+
+void require_simulated(const NcclCall& call) {
+  if (call.kind != NcclKind::reduce_scatter) return;
+  if (call.operation != ncclSum)
+    refuse(call, "operation " + std::to_string(call.operation) + " is not simulated: only ncclSum is");
+  if (call.type != ncclFloat32 && call.type != ncclBfloat16 && call.type != ncclFloat64 &&
+      call.type != ncclInt32 && call.type != ncclInt64)
+    refuse(call, "the sum of data type " + std::to_string(call.type) + " is not simulated");
 }
 
 void require_device_memory(const NcclCall& call) {
@@ -200,9 +204,11 @@ NcclRecord record_of(const NcclCall& call, std::uint64_t epoch, std::uint64_t gr
 void compare(const NcclCall& call, const NcclRecord& own, int peer, const NcclRecord& other) {
   const auto differ = [&](const char* what, auto ours, auto theirs) {
     if (ours == theirs) return;
+    const auto has = [&](const NcclRecord& record, auto value) {
+      return record.text() + " has " + what + " " + std::to_string(value);
+    };
     refuse_difference(call, peer,
-                      own.text() + " has " + what + " " + std::to_string(ours) + ", " + other.text() +
-                          " of rank " + std::to_string(peer) + " has " + std::to_string(theirs));
+                      has(own, ours) + ", " + has(other, theirs) + " at rank " + std::to_string(peer));
   };
   if (is_collective(own.kind) && own.kind != other.kind)
     refuse_difference(call, peer,
@@ -212,7 +218,7 @@ void compare(const NcclCall& call, const NcclRecord& own, int peer, const NcclRe
   differ("data type", static_cast<int>(own.type), static_cast<int>(other.type));
   differ("operation", static_cast<int>(own.operation), static_cast<int>(other.operation));
   differ("root", own.root, other.root);
-  differ("in its group collectives of the communicator:", own.group, other.group);
+  differ("grouped collectives:", own.group, other.group);
 }
 
 // The rank of a process in a communicator, or -1.

@@ -90,6 +90,7 @@ void check_group(const std::vector<NcclCall>& calls, const std::string& end);
 // Tells the other ranks of the calls of a group, and compares with what they have called. Sets
 // sequence_number. Of two ranks that differ at least the later one notices.
 void compare_with_others(std::vector<NcclCall>& calls);
+void require_simulated(const NcclCall& call);
 // Returns when the others have made the calls.
 void await_others(const std::vector<NcclCall>& calls);
 void require_device_memory(const NcclCall& call);  // std::runtime_error

@@ -36,7 +36,7 @@ class NcclTransfer {
   bool step(Lane& lane);
   bool is_ready(const Lane& lane) const;
   NcclMailbox& mailbox(const Lane& lane) const;
-  bool is_over() const;
+  bool is_over(const Lane& lane) const;
   void look_after(const Lane& lane) const;
   void add_up(const NcclCall& call) const;
 
