@@ -113,7 +113,6 @@ void require_no_group(const std::string& call) {
 
 // ------------------------------------------------------------------------------------------------- transfers
 namespace {
-// The memory that the transfers of a group will read and write is that of ranges_of().
 void enqueue(const std::vector<NcclCall>& calls) {
   ncclComm& comm = *calls.front().comm;
   const Stream stream = calls.front().stream;
@@ -129,6 +128,10 @@ void enqueue(const std::vector<NcclCall>& calls) {
     queues.record(reached, *other);
     if (stream) queues.await(*stream, reached);
   }
+  for (const NcclCall& call : calls)
+    for (const NcclRange& range : ranges_of(call))
+      note_access(stream, range.data, range.bytes, range.writes,
+                  (range.what + (" of " + call.text())).c_str());
   const auto transfer = std::make_shared<NcclTransfer>(calls);
   enqueue_work(stream, [transfer] { transfer->poison(); });
   enqueue_work(stream, [transfer] { transfer->run(); });
