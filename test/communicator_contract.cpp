@@ -63,7 +63,7 @@ std::string check_sum(Device& device, Communicator& ranks, std::uint64_t seed, i
                 receive(device, dtype, {elements}, "receive");
   ranks.reduce_scatter(device, receive.tensor().data, send.tensor().data, static_cast<std::size_t>(elements),
                        dtype);
-  const double unit = std::ldexp(1.0, dtype == DType::bf16 ? -9 : -24);
+  const double unit = std::ldexp(1.0, dtype == DType::bf16 ? -8 : -24);
   const std::vector<double> got = receive.values();
   for (std::size_t i = 0; i < got.size(); ++i)
     if (!(std::abs(got[i] - want.sum[i]) <= 1.01 * (ranks.size() - 1) * unit * want.magnitude[i]))

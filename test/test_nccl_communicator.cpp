@@ -123,6 +123,10 @@ TEST_CASE("NCCL: a device of another kind, and an id that is none, are refused")
   CHECK(has_communicator("simt"));
   CHECK(!has_communicator("cpu"));
   CHECK(communicator_version("simt") == "2.28.9");
+  if (has_communicator("cuda")) return;
+  const std::string said = complaint_of([] { communicator_version("cuda"); });
+  CHECK_THAT(said, ContainsSubstring("this build has no NCCL"));
+  CHECK_THAT(said, ContainsSubstring("nvidia-nccl-cu13) and build again"));
 }
 
 TEST_CASE("NCCL: an error names the call, the rank and the source line, in NCCL's words") {
@@ -133,30 +137,45 @@ TEST_CASE("NCCL: an error names the call, the rank and the source line, in NCCL'
   CHECK_THAT(said, Catch::Matchers::Matches(".*rank 5 of 2 ranks.* at .*kernels/cuda/communicator.cu:\\d+"));
 }
 
-TEST_CASE("NCCL: an error of a call ends the communicator, one that comes later is told to any thread") {
+TEST_CASE("NCCL: an error of a call ends the communicator") {
   if (!simt_is_tested()) return;
   RestoredOptions options;
   options->nccl_failure = {0, 2, on_simt::NcclFault::error};
-  const auto twice = [](Device& device, Communicator& ranks) {
-    const Operand memory = Operand::zeros(device, {1000}, "memory");
-    const auto call = [&] {
-      ranks.broadcast(device, memory.tensor().data, memory.tensor().bytes(), 0);
-      device.synchronize();
-    };
-    call();
-    const std::string first = complaint_of(call);
-    return first == complaint_of(call) ? first : "another error follows: " + first;
+  const auto error_of = [](const std::function<void(Device&, Communicator&, float*)>& call) {
+    return reports_of(2,
+                      [&](Device& device, Communicator& ranks) {
+                        const Operand memory = Operand::zeros(device, {1000}, "memory");
+                        const auto make = [&] {
+                          call(device, ranks, memory.tensor().as<float>());
+                          device.synchronize();
+                        };
+                        const std::string first = complaint_of([&] {
+                          make();
+                          make();
+                        });
+                        return first == complaint_of(make) ? first : "another error follows: " + first;
+                      })
+        .front();
   };
-  const auto reports = reports_of(2, twice);
-  CHECK_THAT(reports[0], Catch::Matchers::StartsWith("NCCL: ncclBroadcast at rank 0 of 2: "));
-  CHECK_THAT(reports[0], Catch::Matchers::Matches(".* at .*kernels/cuda/communicator.cu:\\d+"));
+  const std::string of_broadcast = error_of(
+      [](Device& device, Communicator& ranks, float* data) { ranks.broadcast(device, data, 4000, 0); });
+  CHECK_THAT(of_broadcast, Catch::Matchers::StartsWith("NCCL: ncclBroadcast at rank 0 of 2: "));
+  CHECK_THAT(of_broadcast, Catch::Matchers::Matches(".* at .*kernels/cuda/communicator.cu:\\d+"));
+  const std::string of_exchange = error_of([](Device& device, Communicator& ranks, float* data) {
+    ranks.all_to_all(device, data, data + 500, 1000);
+  });
+  CHECK_THAT(of_exchange, Catch::Matchers::StartsWith("NCCL: ncclGroupEnd at rank 0 of 2: "));
+}
 
+TEST_CASE("NCCL: an error that comes after its call is told to any thread") {
+  if (!simt_is_tested()) return;
+  RestoredOptions options;
   options->nccl_failure = {0, 1, on_simt::NcclFault::async};
   options->streams = Streams::late;
   const auto told = reports_of(1, [](Device& device, Communicator& ranks) {
-    const Operand memory = Operand::zeros(device, {1000}, "memory");
+    void* const memory = device.allocate(4000);  // its release would wait for the call
     if (!ranks.trouble().empty()) return "trouble before any call: " + ranks.trouble();
-    ranks.broadcast(device, memory.tensor().data, memory.tensor().bytes(), 0);
+    ranks.broadcast(device, memory, 4000, 0);
     for (int i = 0; i < 5000 && ranks.trouble().empty(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return ranks.trouble();
