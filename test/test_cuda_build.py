@@ -307,8 +307,9 @@ def test_the_version_of_the_library_is_told(nccl_path):
     assert re.fullmatch(words, version_line(GOAT_NCCL=nccl_path))
 
 
-def library(tmp_path, text):
-    source, built = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
+def library(folder, text):
+    folder.mkdir()
+    source, built = folder / "nccl.c", folder / "libnccl.so.2"
     source.write_text(text)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", built, source], check=True)
     return str(built)
@@ -319,8 +320,8 @@ def test_a_library_that_is_missing_too_old_or_another_one_is_refused_with_what_t
     old = others + "int ncclGetVersion(int* version) { *version = 21805; return 0; }\n"
     for path, cause in [
         (str(tmp_path / "none.so"), "the library was not found (.*none.so"),
-        (library(tmp_path, old), "libnccl.so.2 is version 2.18.5, too old for this build"),
-        (library(tmp_path, others.replace("ncclSend", "ncclSent")), "libnccl.so.2 has no nccl"),
+        (library(tmp_path / "old", old), "libnccl.so.2 is version 2.18.5, too old for this build"),
+        (library(tmp_path / "other", old.replace("ncclSend", "ncclSent")), "libnccl.so.2 has no ncclSend"),
     ]:
         line = version_line(GOAT_NCCL=path)
         assert re.search(cause.replace("(", r"\("), line), line
