@@ -5,9 +5,9 @@
                                    [--record dev/results/mutations.md]
 
 dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml
-those of train/, data/, scripts/ and kernels/cpu, for tests on the cpu or where `device` says. The sources
-stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked in
-front of that build's objects; a Python file is changed in a copy of the tree. Then the tests of the named
+those of train/, data/, scripts/, dev/ and kernels/cpu, for tests on the cpu or where `device` says. The
+sources stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked
+in front of that build's objects; a Python file is changed in a copy of the tree. Then the tests of the named
 files run. Fails if fewer than 95 % of a list are noticed, if one that is not says nothing in `explained`,
 if the text of one no longer stands exactly once in its file, if one does not compile, or if a test fails
 without a fault.
@@ -177,9 +177,7 @@ class Build:
             changed = str(source.relative_to(REPOSITORY)) in files
             words = list(words)
             words[words.index("-o") + 1] = str(compiled)
-            words[words.index("-c") + 1] = str(
-                folder / source.relative_to(REPOSITORY) if changed else source
-            )
+            words[words.index("-c") + 1] = str(folder / source.relative_to(REPOSITORY) if changed else source)
             # Headers are found here first: #include "train/config/config.h"
             words.insert(next(i for i, word in enumerate(words) if word.startswith("-")), f"-I{folder}")
             run(words, REPOSITORY, f"{what} does not compile")

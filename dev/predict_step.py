@@ -95,10 +95,14 @@ def model_of(name, config):
     )
 
 
-def preset(name):
-    """A preset of the program, from its source."""
+def preset_config(name):
+    """The config of a preset of the program, from its source."""
     source = (REPOSITORY / "train/config/presets.cpp").read_text()
-    return model_of(name, tomllib.loads(re.search(rf'char\* {name} =\s*R"\((.*?)\)"', source, re.DOTALL)[1]))
+    return tomllib.loads(re.search(rf'char\* {name} =\s*R"\((.*?)\)"', source, re.DOTALL)[1])
+
+
+def preset(name):
+    return model_of(name, preset_config(name))
 
 
 def bf16_peak(gpu):
