@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
 # Checks and measures everything on a GPU, writes one JSON file and prints a summary:
-#   dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
+#   dev/gpu_check.sh [PART] [--part train|kernels|ranks] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
+# PART alone is --part PART.
 # Part train, sized for 4 minutes on an H100: speed and memory of c4_125m and fineweb_1b on random tokens; runs that must be the same bit for bit; losses
 # beside those of the simulated GPU and the CPU; a profile and its gaps, beside the step that the kernels' times predict.
 # Part kernels, the same: the kernel tests on the device, compute-sanitizer over the attention kernels, every kernel against the limits of the
 # hardware, PyTorch's attention beside ours (where there is a torch).
-# Without --part it does both. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
+# Part ranks, sized for 3 minutes: NCCL with one rank, with two ranks on one GPU by two ways, and with a rank on each GPU found. The contract tests of
+# the communicator; 20 steps, the same bit for bit as one rank with as many leaves; a rank that is killed; the speed of all GPUs. What this machine or its
+# NCCL cannot do is reported as not run, with the reason, and fails nothing. NCCL is $GOAT_NCCL, or the libnccl.so.2 of the machine or of a Python package.
+# Without --part it does all. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
 # dev/gpu_package.sh packed elsewhere. Exits with 0 only if every section passed.
 # Needs on the machine: an NVIDIA driver, libcublasLt.so.13 (CUDA toolkit or PyTorch), python3 (3.11 or later); compute-sanitizer for its part.
-# --device simt rehearses part train without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`.
+# --device simt rehearses parts train and ranks without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`; with a
+# nccl_ranks beside it the contract tests run too.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-usage="usage: dev/gpu_check.sh [--part train|kernels] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]"
+usage="usage: dev/gpu_check.sh [PART] [--part train|kernels|ranks] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]"
 # Each part is a function part_NAME that runs sections, and needs these programs.
-parts=(train kernels)
-declare -A programs=([train]=train_gpt_goat [kernels]="kernel_tests gpu_kernels")
+parts=(train kernels ranks)
+declare -A programs=([train]=train_gpt_goat [kernels]="kernel_tests gpu_kernels" [ranks]="train_gpt_goat nccl_ranks")
 fail() { echo "gpu_check: $*" >&2 && exit 2; }
 part="" bin="" out="" tag="" device=cuda
 command="dev/gpu_check.sh${*:+ $*}"
+if (($#)) && [[ $1 != -* ]]; then set -- --part "$@"; fi
 while (($#)); do
   [[ $1 =~ ^--(part|bin|out|tag|device)$ ]] || fail "unknown argument '$1'; $usage"
   (($# > 1)) || fail "$1 needs a value; $usage"
@@ -36,6 +42,7 @@ case $device in
     fineweb_size=() fineweb_micro=8 fineweb_steps=10
     repeat_micro=2 repeat_steps=40 stop_after=5
     losses_steps=200 losses_simt_steps=100
+    ranks_size=(--set model.layers=4) ranks_steps=20 kill_after=5 speed_steps=12
     within=0.03
     ;;
   simt)
@@ -44,6 +51,8 @@ case $device in
     fineweb_size=(--set model.layers=2 --set model.heads=2 --set model.width=32 --set model.ff_width=48) fineweb_micro=1 fineweb_steps=4
     repeat_micro=1 repeat_steps=8 stop_after=2
     losses_steps=12 losses_simt_steps=6
+    ranks_size=(--set model.vocab=2048 --set model.width=48) ranks_steps=20 kill_after=3
+    programs[ranks]=train_gpt_goat
     within=1
     ;;
   *) fail "--device $device: cuda or simt" ;;
@@ -53,7 +62,7 @@ bf16_within=0.002 fp32_within=0.003
 
 if [[ $device == simt ]]; then
   [[ -n $bin ]] || fail "--device simt needs --bin DIR, a folder with a train_gpt_goat of \`make SIMT=ON\`"
-  [[ ${parts[*]} == train ]] || fail "--device simt rehearses --part train alone; the kernels run there in the tests"
+  [[ ${#parts[@]} == 1 && $part != kernels ]] || fail "--device simt rehearses --part train or ranks; the kernels run there in the tests"
   name=simt gpu="none: rehearsed on the simulated GPU"
   out=${out:-${TMPDIR:-/tmp}/gpu_check_simt$tag.json}
 else
@@ -75,32 +84,53 @@ for part in "${parts[@]}"; do
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# libcublasLt lies beside the toolkit or inside PyTorch's packages.
-cublas=$(for folder in /usr/local/cuda*/lib64 $(python3 -c 'import nvidia, os; print(*[os.path.join(p, d, "lib") for p in nvidia.__path__ for d in os.listdir(p)])' 2>/dev/null); do
-  [[ -e $folder/libcublasLt.so.13 ]] && echo "$folder"
-done | head -1)
-export LD_LIBRARY_PATH=$bin/lib:${cublas:-}:${LD_LIBRARY_PATH:-} GOAT_TEST_DEVICES=cuda
+# libcublasLt and NCCL lie beside the toolkit or inside PyTorch's packages.
+folder_of() {  # folder_of FILE
+  local folder
+  for folder in /usr/local/cuda*/lib64 $(python3 -c 'import nvidia, os; print(*[os.path.join(p, d, "lib") for p in nvidia.__path__ for d in os.listdir(p)])' 2>/dev/null); do
+    [[ -e $folder/$1 ]] && echo "$folder" && return
+  done
+}
+export LD_LIBRARY_PATH=$bin/lib:$(folder_of libcublasLt.so.13):$(folder_of libnccl.so.2):${LD_LIBRARY_PATH:-} GOAT_TEST_DEVICES=$device
 
-section() {  # section NAME SECONDS COMMAND...: runs it, keeps its output, time and exit status, and goes on
-  local name=$1 limit=$2 start status
+# section NAME SECONDS COMMAND...: runs it, keeps its output, time and exit status, and goes on. It is not run if a section named in $needs was not.
+section() {
+  local name=$1 limit=$2 start status need reason
   shift 2
+  for need in ${needs:-}; do
+    if [[ -e $work/$need.not_run ]]; then not_run "$name" "$need was not run" && return; fi
+  done
   start=$(date +%s.%N)
   timeout --kill-after=10 "$limit" "$@" >"$work/$name.out" 2>"$work/$name.err" </dev/null
   status=$?
-  echo $status >"$work/$name.status"
+  if ((status == 77)) && reason=$(grep '^gpu_ranks: ' "$work/$name.err" | tail -n 1); then  # it cannot be done here
+    not_run "$name" "${reason#gpu_ranks: }" && return
+  fi
   ((status != 124)) || echo "gpu_check: stopped after its $limit s" >>"$work/$name.err"
-  awk -v s="$start" -v e="$(date +%s.%N)" 'BEGIN {printf "%.1f", e - s}' >"$work/$name.seconds"
-  echo "$name" >>"$work/sections"
+  kept "$name" $status "$(awk -v s="$start" -v e="$(date +%s.%N)" 'BEGIN {printf "%.1f", e - s}')"
   echo "== $name: exit $status, $(cat "$work/$name.seconds") s"
   ((status == 0)) || tail -n 6 "$work/$name.out" "$work/$name.err"
 }
+kept() {  # kept NAME STATUS SECONDS
+  echo "$2" >"$work/$1.status"
+  echo "$3" >"$work/$1.seconds"
+  echo "$1" >>"$work/sections"
+}
+not_run() {  # not_run NAME REASON: a section that this machine cannot run
+  echo "== $1: not run: $2"
+  : >"$work/$1.out"
+  : >"$work/$1.err"
+  echo "$2" >"$work/$1.not_run"
+  kept "$1" 0 0
+}
 
-# train NAME SECONDS [OPTIONS OF dev/gpu_run.py...] -- WORDS...: a section that trains in the folder $work/NAME.
+# train NAME SECONDS [OPTIONS OF dev/gpu_run.py...] -- WORDS...: a section that trains in the folder $work/NAME, started by the words of `launcher`.
+launcher=()
 train() {
   local name=$1 limit=$2 options=()
   shift 2
   while [[ $1 != -- ]]; do options+=("$1") && shift; done
-  section "$name" "$limit" python3 dev/gpu_run.py --out "$work/$name" "${options[@]}" -- "$bin/train_gpt_goat" "${@:2}"
+  section "$name" "$limit" python3 dev/gpu_run.py --out "$work/$name" "${options[@]}" -- "${launcher[@]}" "$bin/train_gpt_goat" "${@:2}"
 }
 compare() { section "$1" 60 python3 dev/gpu_compare.py "${@:2}"; }  # compare NAME WORDS...
 
@@ -108,6 +138,8 @@ bf16=(--set model.precision=bf16 --set eval.tokens=0)
 on_random_tokens=(--device "$device" "${bf16[@]}" --set "data.train=$work/shards/train_*.bin" --set data.val= --set "data.seq_len=$length")
 c4=(--config c4_125m "${on_random_tokens[@]}" "${c4_size[@]}")
 fineweb=(--config fineweb_1b "${on_random_tokens[@]}" "${fineweb_size[@]}")
+among_ranks=("${c4[@]}" "${ranks_size[@]}")
+[[ $device == cuda ]] || among_ranks=(--config copy_mixture --device simt "${bf16[@]}" "${ranks_size[@]}")
 two_micro_batches() { micro_batches=(--set "train.micro_batch=$1" --set "train.batch=$((2 * $1))"); }
 
 recompute_that_fits() {  # recompute_that_fits WORDS...: the last one if none does; the run then says so
@@ -171,8 +203,12 @@ profile_and_prediction() {
   fi
 }
 
+random_shards() {
+  [[ -d $work/shards ]] || section shards 30 python3 dev/random_shards.py "$work/shards" --tokens "$shard_tokens"
+}
+
 part_train() {
-  section shards 30 python3 dev/random_shards.py "$work/shards" --tokens "$shard_tokens"
+  random_shards
   losses_beside_other_devices
   speed_and_memory
   bit_for_bit
@@ -189,6 +225,86 @@ part_kernels() {
     section racecheck 70 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/kernel_tests" -# "[#test_attention_bf16]"
     unset GOAT_TEST_REDUCED
   fi
+}
+
+as_ranks() { launcher=(python3 dev/gpu_ranks.py run --ranks "$1" --way "$2" --); }  # as_ranks RANKS WAY: starts a command as so many
+
+contracts() {  # contracts RANKS WAY: the contract tests of the communicator
+  local launcher
+  as_ranks "$1" "$2"
+  if [[ -x $bin/nccl_ranks ]]; then
+    needs=nccl section "contracts_$1_$2" 60 "${launcher[@]}" "$bin/nccl_ranks" --device "$device"
+  else
+    not_run "contracts_$1_$2" "there is no nccl_ranks in $bin"
+  fi
+}
+
+# leaves_of LEAVES: words of a run whose leaves have two micro-batches each
+leaves_of() {
+  leaves=("${among_ranks[@]}" --set "train.micro_batch=$repeat_micro" --set "train.batch=$((2 * $1 * repeat_micro))")
+  leaves+=(--set "train.steps=$ranks_steps" --set train.warmup=2 --set "distributed.leaves=$1")
+}
+
+ranks_and_one() {  # ranks_and_one RANKS WAY: as many ranks as leaves, beside one rank with these leaves
+  local leaves launcher=()
+  leaves_of "$1"
+  [[ -d $work/alone_$1 ]] || train "alone_$1" 60 -- "${leaves[@]}"
+  as_ranks "$1" "$2"
+  needs=nccl train "ranks_$1_$2" 90 -- "${leaves[@]}"
+  needs="ranks_$1_$2" compare "same_$1_$2" same "$work/alone_$1" "$work/ranks_$1_$2"
+  rm -rf "$work/ranks_$1_$2"
+}
+
+killed_rank() {  # killed_rank WAY...: rank 1 of two is killed in the middle of a run, by the first way that has run here
+  local way leaves
+  leaves_of 2
+  for way in "$@"; do
+    [[ $way == gpus || ! -e $work/ranks_2_$way.not_run ]] || continue
+    needs=nccl section killed_rank 60 python3 dev/gpu_ranks.py kill --ranks 2 --way "$way" --out "$work/killed" --after "$kill_after" -- \
+      "$bin/train_gpt_goat" "${leaves[@]}" --set train.steps=1000000 --out "$work/killed"
+    return
+  done
+  not_run killed_rank "two ranks have not run by any way"
+}
+
+# With the presets' own batches, as dev/scaling_model.py has them beside its prediction.
+speed_of_all_gpus() {
+  local launcher words
+  as_ranks "$gpus" gpus
+  needs=nccl train "c4_125m_${gpus}_gpus" 60 --kill-after "$speed_steps" -- "${c4[@]}" --set "train.micro_batch=$c4_micro"
+  words=("${fineweb[@]}" --set "train.micro_batch=$fineweb_micro")
+  words+=(--set "model.recompute=$(recompute_that_fits "${words[@]}" --ranks "$gpus")")
+  needs=nccl train "fineweb_1b_${gpus}_gpus" 90 --kill-after "$speed_steps" -- "${words[@]}"
+}
+
+gpus_here() {
+  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l
+}
+
+part_ranks() {
+  local way ways=(hosts shared) gpus=1 kills
+  if [[ $device == cuda ]]; then
+    random_shards
+    gpus=$(gpus_here)
+    section nccl 20 python3 dev/gpu_ranks.py nccl
+  else
+    ways=(gpus)
+  fi
+  kills=("${ways[@]}")
+  contracts 1 gpus
+  for way in "${ways[@]}"; do
+    contracts 2 "$way"
+    ranks_and_one 2 "$way"
+  done
+  if ((gpus > 1)); then
+    contracts "$gpus" gpus
+    ranks_and_one "$gpus" gpus
+    speed_of_all_gpus
+    kills=(gpus)
+  else
+    not_run all_gpus "there is one GPU"
+  fi
+  killed_rank "${kills[@]}"
 }
 
 for part in "${parts[@]}"; do "part_$part"; done

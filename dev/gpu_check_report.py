@@ -14,16 +14,21 @@ import sys
 from pathlib import Path
 
 KEPT = 3000  # characters of a section's output
+SAME = "the same bit for bit, {} steps, the model and the optimizer's state"
 GIB = 2**30
 
 
 def section_of(work, name):
-    """What dev/gpu_check.sh kept of a section: its exit status, seconds, and its JSON or its last output."""
+    """What dev/gpu_check.sh kept of a section: its exit status, seconds, and its JSON or its last output; or
+    why the machine could not run it."""
     output, errors = ((work / f"{name}{end}").read_text(errors="replace") for end in (".out", ".err"))
     section = {
         "exit": int((work / f"{name}.status").read_text()),
         "seconds": float((work / f"{name}.seconds").read_text()),
     }
+    reason = work / f"{name}.not_run"
+    if reason.exists():
+        return section | {"not_run": reason.read_text().strip()}
     try:
         section["result"] = json.loads(output)
     except ValueError:
@@ -48,6 +53,10 @@ def sections_of(check):
 
 def failures(check):
     return {name: section for name, section in sections_of(check).items() if section["exit"]}
+
+
+def not_run(check):
+    return {name: section["not_run"] for name, section in sections_of(check).items() if "not_run" in section}
 
 
 def result_of(check, name):
@@ -101,7 +110,7 @@ def comparisons(check):
         "same_resumed": "stopped, resumed and uninterrupted",
     }.items():
         if result := result_of(check, name):
-            lines.append(f"* {text}: the same bit for bit, {result['steps']} steps and the model")
+            lines.append(f"* {text}: {SAME.format(result['steps'])}")
     for name, text in {
         "losses_beside_simt": "beside the simulated GPU in bf16",
         "losses_beside_cpu": "beside the CPU in fp32",
@@ -112,6 +121,36 @@ def comparisons(check):
                 f"{result['steps']} steps, largest {result['largest']:.2g} at step {result['at_step']}"
             )
     return ["## Runs that belong together", "", *lines, ""] if lines else []
+
+
+WAYS = {
+    "gpus": "a GPU each",
+    "hosts": "on one GPU, as two hosts (NCCL_HOSTID)",
+    "shared": "on one GPU, as NCCL allows (NCCL_MULTI_RANK_GPU_ENABLE)",
+}
+
+
+def ranks(check):
+    """The lines of part ranks, none where it did not run."""
+    lines = []
+    if library := result_of(check, "nccl"):
+        lines.append(f"* NCCL {library['version']}, {library['library']}")
+    for name, section in sections_of(check).items():
+        kind, _, rest = name.partition("_")
+        size, _, way = rest.partition("_")
+        if section["exit"] or "not_run" in section or way not in WAYS:
+            continue
+        who = f"{size} ranks {WAYS[way]}" if size != "1" else "one rank"
+        if kind == "contracts":
+            lines.append(f"* contract tests: {who}")
+        elif kind == "same":
+            lines.append(f"* {who} and one rank: {SAME.format(section['result']['steps'])}")
+    if killed := result_of(check, "killed_rank"):
+        lines.append(
+            f"* rank {killed['killed']} was killed: the others ended after {killed['seconds']:.2f} s"
+        )
+        lines.append(f"  and said `{killed['said']}`")
+    return ["## Several ranks", "", *lines, ""] if lines else []
 
 
 def gaps(check):
@@ -142,8 +181,8 @@ def prediction(check):
 
 
 def training(check):
-    """The lines of part train, none where it did not run."""
-    return [*speeds(check), *comparisons(check), *gaps(check), *prediction(check)]
+    """The lines of parts train and ranks, none where they did not run."""
+    return [*speeds(check), *comparisons(check), *ranks(check), *gaps(check), *prediction(check)]
 
 
 def last_words(section):
@@ -153,12 +192,15 @@ def last_words(section):
 
 def summary(check):
     sections = sections_of(check)
-    failed = failures(check)
+    failed, left_out = failures(check), not_run(check)
     lines = [f"# {check['gpu'].split(',')[0]}", ""]
     lines += [f"`{check['command']}` at {check['commit']}, {check['date']}, {check['gpu']}.", ""]
     lines += training(check)
     seconds = sum(section["seconds"] for section in sections.values())
-    lines.append(f"{len(sections) - len(failed)} of {len(sections)} sections passed in {seconds:.0f} s.")
+    tried = len(sections) - len(left_out)
+    last = f"{tried - len(failed)} of {tried} sections passed in {seconds:.0f} s"
+    lines.append(last + (f", {len(left_out)} were not run." if left_out else "."))
+    lines += [f"not run {name}: {reason}" for name, reason in left_out.items()]
     lines += [
         f"FAILED {name} (exit {section['exit']}): {last_words(section)}" for name, section in failed.items()
     ]

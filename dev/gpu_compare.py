@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What dev/gpu_check.sh wants of its runs, each a folder that dev/gpu_run.py filled:
 
-    dev/gpu_compare.py same RUN RUN...             losses and models, bit for bit
+    dev/gpu_compare.py same RUN RUN...             losses, models and optimizers, bit for bit
     dev/gpu_compare.py losses RUN OTHER            mean absolute difference of the losses
     dev/gpu_compare.py memory --context SMALL RUN  peak against plan; a small run shows the context's share
     dev/gpu_compare.py gaps RUN                    the device's idle time in a profile's trace
@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu_run import read_metrics, trouble_in
 
 SHOWN = 10  # gaps that are listed
+SAVED = ("model.safetensors", "optimizer.safetensors")
 
 
 class Differs(Exception):
@@ -33,18 +34,19 @@ def metrics_of(run):
     return lines
 
 
-def model_of(run):
-    models = sorted(run.glob("checkpoints/step_*/model.safetensors"))
-    if not models:
-        raise Differs(f"{run.name} has no model.safetensors: it saved none")
-    return models[-1].read_bytes()
+def saved_by(run, name):
+    """The bytes of that file in the newest checkpoint."""
+    files = sorted(run.glob(f"checkpoints/step_*/{name}"))
+    if not files:
+        raise Differs(f"{run.name} has no {name}: it saved none")
+    return files[-1].read_bytes()
 
 
-def tensors_of(model):
+def tensors_of(file):
     """name -> bytes, of a safetensors file."""
-    size = int.from_bytes(model[:8], "little")
-    header = json.loads(model[8 : 8 + size])
-    data = model[8 + size :]
+    size = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + size])
+    data = file[8 + size :]
     return {name: data[slice(*entry["data_offsets"])] for name, entry in header.items() if "dtype" in entry}
 
 
@@ -62,14 +64,14 @@ def require_same_steps(first, second):
     return len(a)
 
 
-def require_same_model(first, second):
-    one, other = model_of(first), model_of(second)
+def require_same_file(first, second, name):
+    one, other = saved_by(first, name), saved_by(second, name)
     if one == other:
         return
     a, b = tensors_of(one), tensors_of(other)
-    different = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
+    different = [tensor for tensor in sorted(a.keys() | b.keys()) if a.get(tensor) != b.get(tensor)]
     raise Differs(
-        f"{first.name} and {second.name} have the same losses, but their model.safetensors differ: "
+        f"{first.name} and {second.name} have the same losses, but their {name} differ: "
         f"{len(different)} of {len(a)} tensors" + (f", first {different[0]}" if different else "")
     )
 
@@ -78,8 +80,10 @@ def same(runs):
     first = runs[0]
     for other in runs[1:]:
         steps = require_same_steps(first, other)
-        require_same_model(first, other)
-    return {"runs": [run.name for run in runs], "steps": steps, "model_bytes": len(model_of(first))}
+        for name in SAVED:
+            require_same_file(first, other, name)
+    sizes = {name: len(saved_by(first, name)) for name in SAVED}
+    return {"runs": [run.name for run in runs], "steps": steps, "bytes": sizes}
 
 
 def losses(run, other, steps, within):

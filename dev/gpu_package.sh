@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds here what dev/gpu_check.sh needs on a machine that has a GPU and a driver, but none of our libraries and no network: binaries and the shared
-# libraries they load, in build-gpu/bin. ARCHITECTURES=90a by default. Not packed: libcublasLt, which the CUDA toolkit or PyTorch brings there.
+# libraries they load, in build-gpu/bin. ARCHITECTURES=90a by default. Not packed: libcublasLt and NCCL, which the CUDA toolkit or PyTorch brings there.
 # The trainer has the simulated GPU too, whose losses stand beside the GPU's; the kernel tests are to run on the GPU alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,12 +14,12 @@ build() {  # build SIMT TARGETS...: SIMT is ON or OFF; the CUDA kernels are comp
 flags=("$@")
 rm -rf "$bin"
 mkdir -p "$bin/lib"
-build OFF kernel_tests gpu_kernels
-cp "$build/test/kernel_tests" "$build/dev/gpu_kernels" "$bin/"
+build OFF kernel_tests gpu_kernels nccl_ranks
+cp "$build/test/kernel_tests" "$build/dev/gpu_kernels" "$build/test/nccl_ranks" "$bin/"
 build ON train_gpt_goat
 cp "$build/train_gpt_goat" "$bin/"
 
-programs=("$bin"/{kernel_tests,gpu_kernels,train_gpt_goat})
+programs=("$bin"/{kernel_tests,gpu_kernels,nccl_ranks,train_gpt_goat})
 # Every library but those of the C runtime and the compiler, which are newer or equal wherever CUDA 13 runs.
 ldd "${programs[@]}" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cublasLt)\.so' | xargs -I{} cp -L {} "$bin/lib/"

@@ -90,6 +90,8 @@ def print_sections(check):
             if line.startswith(("All tests", "ERROR SUMMARY", "RACECHECK SUMMARY", "trained"))
         ]
         outcome = "passed" if section["exit"] == 0 else "FAILED"
+        if "not_run" in section:
+            outcome, said = "not run", [section["not_run"]]
         print(f"| {name} | {outcome}. {'; '.join(said)} | {section['seconds']} |")
     print()
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Stands in for train_gpt_goat and nvidia-smi where a test wants dev/gpu_check.sh to believe in a GPU.
+"""Stands in for train_gpt_goat, nccl_ranks and nvidia-smi where a test wants dev/gpu_check.sh to believe in
+GPUs.
 
-Called as nvidia-smi it tells the memory of one GPU. Called as train_gpt_goat it fills that memory and leaves
-what a run leaves: losses that follow from the seed and the step alone. $PRETENDED/planted.json says what goes
-wrong: {name of the run's folder: trouble}.
+Called as nvidia-smi it tells the memory of one GPU, and of $PRETENDED_GPUS that they are there. Called as
+train_gpt_goat it fills that memory and leaves what a run leaves: losses that follow from the seed and the
+step alone. As one of several ranks, which nccl_ranks is too, it takes a GPU of its own or a way to share one,
+as NCCL does; rank 0 leaves the run and ends when another rank does. $PRETENDED/planted.json says what goes
+wrong: {name of the run's folder, or contracts: trouble}.
 """
 
 import json
@@ -16,7 +19,9 @@ import tomllib
 from pathlib import Path
 
 HOME = Path(os.environ["PRETENDED"])
+GPUS = int(os.environ.get("PRETENDED_GPUS", "1"))
 CONTEXT, IDLE = 500, 300  # MiB
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 PLANNED = {"copy_mixture": 100, "c4_125m": 20000, "fineweb_1b": 70000}  # MiB
 DEFAULTS = {
     "model": {"precision": "auto", "recompute": "none", "epilogue": "own"},
@@ -31,7 +36,8 @@ def planted(run):
 
 def nvidia_smi(words):
     if "-L" in words:
-        print("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)")
+        for gpu in range(GPUS):
+            print(f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: GPU-{gpu})")
     elif "--query-gpu=index,memory.used" in words:
         alive = [file for file in (HOME / "in_use").glob("*") if Path("/proc", file.name).exists()]
         print(f"0, {IDLE + sum(int(file.read_text() or 0) for file in alive)}")
@@ -120,7 +126,63 @@ def loss_of(step, seed, trouble):
     return 4 - 0.001 * step + 0.1 * (seed - 1) + (0.01 if trouble == "other losses" and step > 2 else 0)
 
 
-def steps_until_stopped(out, preset, config, trouble):
+def shares_a_gpu(trouble):
+    """Ends the program where NCCL would not take two ranks on one GPU."""
+    if "GOAT_SHARE_GPU" not in os.environ:
+        if RANKS > GPUS:
+            sys.exit(f"error: {RANKS} ranks and {GPUS} GPUs")
+        return
+    ways = [name for name in ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE") if name in os.environ]
+    other_host = os.environ.get("NCCL_HOSTID", "").endswith(str(RANK))
+    other_host &= os.environ.get("NCCL_SOCKET_IFNAME") == "lo"
+    if trouble == "refused" or len(ways) != 1 or (ways == ["NCCL_HOSTID"] and not other_host):
+        print("host:1:1 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on 1000")
+        sys.exit("error: NCCL: invalid usage")
+
+
+def meet(name):
+    """Waits for all ranks; returns their process ids."""
+    folder = HOME / "ranks" / f"{name}_{os.environ['MASTER_PORT']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{RANK}.new").write_text(str(os.getpid()))
+    (folder / f"{RANK}.new").rename(folder / str(RANK))
+    while not all((folder / str(rank)).exists() for rank in range(RANKS)):
+        time.sleep(0.005)
+    return [int((folder / str(rank)).read_text()) for rank in range(RANKS)]
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def follow(pids):
+    """What a rank other than 0 does until rank 0 has ended."""
+    while lives(pids[0]):
+        time.sleep(0.005)
+    return 0
+
+
+def end_with(pids, trouble):
+    """Rank 0 ends when another rank has."""
+    for rank, pid in enumerate(pids):
+        if not lives(pid) and trouble != "does not end":
+            name = f"rank {rank} (host vm, pid {pid})" if trouble != "nameless" else "a rank"
+            sys.exit(f"rank 0 (host vm, pid {os.getpid()}) of {RANKS} ends: {name} has ended")
+
+
+def nccl_ranks():
+    trouble = planted(Path("contracts"))
+    shares_a_gpu(trouble)
+    meet("contracts")
+    if trouble == "broken" and RANK == RANKS - 1:
+        sys.exit("all_gather: part 1 holds the bytes of rank 0")
+    return 0
+
+
+def steps_until_stopped(out, preset, config, trouble, pids=()):
     """Trains, and says by which signal it was stopped, or None."""
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: None if trouble == "deaf" else stopped.append(signal.SIGTERM))
@@ -140,6 +202,7 @@ def steps_until_stopped(out, preset, config, trouble):
             line |= {"tokens_per_second": 10.0, "mfu": 0.00001}
         with metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        end_with(pids, trouble)
         if stopped:
             return stopped[0]
         time.sleep(0.002)
@@ -150,18 +213,27 @@ def train(out, preset, config, device):
     trouble = planted(out)
     if trouble == "breaks":
         sys.exit("error: out of memory on the device")
+    pids = []
+    if RANKS > 1:
+        shares_a_gpu(trouble)
+        pids = meet(out.name)
+        if RANK:
+            return follow(pids)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.toml").write_text(toml(config))
     (out / "preset").write_text(preset)
-    if device == "cuda":
+    if device == "cuda" and RANKS == 1:
         more = 1.04 if trouble == "more memory" else 1.001
         fill_memory(int(CONTEXT + more * PLANNED[preset]))
-    stopped = steps_until_stopped(out, preset, config, trouble)
+    stopped = steps_until_stopped(out, preset, config, trouble, pids)
     step = len((out / "metrics.jsonl").read_text().splitlines())
     folder = out / f"checkpoints/step_{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(
         safetensors({"embedding.weight": step, "head.weight": 2.0 if trouble == "other model" else 1.0})
+    )
+    (folder / "optimizer.safetensors").write_bytes(
+        safetensors({"m.head.weight": step, "v.head.weight": 2.0 if trouble == "other optimizer" else 1.0})
     )
     return 4 if stopped else 0
 
@@ -179,5 +251,9 @@ def train_gpt_goat(words):
 
 
 if __name__ == "__main__":
-    called = {"nvidia-smi": nvidia_smi, "train_gpt_goat": train_gpt_goat}[Path(sys.argv[0]).name]
-    sys.exit(called(sys.argv[1:]))
+    programs = {
+        "nvidia-smi": nvidia_smi,
+        "train_gpt_goat": train_gpt_goat,
+        "nccl_ranks": lambda _: nccl_ranks(),
+    }
+    sys.exit(programs[Path(sys.argv[0]).name](sys.argv[1:]))

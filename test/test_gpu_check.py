@@ -1,5 +1,5 @@
-"""dev/gpu_check.sh, rehearsed: part train on the simulated GPU, and, with a program that pretends to train on
-a GPU, every trouble that it must see."""
+"""dev/gpu_check.sh, rehearsed: parts train and ranks on the simulated GPU, and, with a program that pretends
+to train on GPUs, every trouble that they must see."""
 
 import functools
 import json
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +20,7 @@ import gpu_compare  # noqa: E402
 import gpu_table  # noqa: E402
 import predict_step  # noqa: E402
 import random_shards  # noqa: E402
+import scaling_model  # noqa: E402
 
 PRETENDED = REPOSITORY / "test/pretended_program.py"
 RUNS = ["c4_125m", "c4_125m_no_graph", "c4_125m_library", "fineweb_1b", "fineweb_1b_no_graph"]
@@ -51,6 +53,10 @@ PLANTED = {
         "losses_cpu": "other losses",
     },
     "broken runs": {"stopped": "deaf", "c4_125m_library": "breaks", "losses_simt": "not finite"},
+    "other optimizer": {"ranks_2_hosts": "other optimizer", "killed": "does not end"},
+    "other model": {"ranks_2_hosts": "other model", "killed": "nameless", "contracts": "broken"},
+    "refused": {"ranks_2_hosts": "refused"},
+    "refused twice": {"ranks_2_hosts": "refused", "ranks_2_shared": "refused", "contracts": "refused"},
 }
 
 
@@ -62,7 +68,7 @@ def environment_of(folder):
 def pretended_gpu(tmp_path_factory):
     """The folder of the programs that pretend."""
     folder = tmp_path_factory.mktemp("pretended")
-    for name in ("nvidia-smi", "train_gpt_goat"):
+    for name in ("nvidia-smi", "train_gpt_goat", "nccl_ranks"):
         (folder / name).symlink_to(PRETENDED)
     return folder
 
@@ -150,12 +156,140 @@ def test_part_kernels_keeps_what_the_programs_say(pretended_gpu, tmp_path):
     assert predict_step.Kernels([check]).rows == predict_step.Kernels([known]).rows
 
 
+@pytest.fixture(scope="module")
+def ranks_of(pretended_gpu):
+    """ranks_of(PLANTED, gpus=1, version=22809) is part ranks on so many GPUs that are none, with that version
+    of NCCL; 0: with none."""
+
+    @functools.cache
+    def check(name, gpus=1, version=22809):
+        (pretended_gpu / "planted.json").write_text(json.dumps(PLANTED[name]))
+        library = pretended_gpu / f"nccl_{version}.so"
+        if version and not library.exists():
+            source = f"int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}"
+            words = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+            subprocess.run(words, input=source, text=True, check=True)
+        environment = environment_of(pretended_gpu) | {"GOAT_NCCL": str(library), "PRETENDED_GPUS": str(gpus)}
+        out = pretended_gpu / f"ranks_{name}_{gpus}_{version}.json"
+        return gpu_check("ranks", "--bin", pretended_gpu, "--out", out, environment=environment)
+
+    return check
+
+
+def outcomes(check):
+    """name of a section -> "passed", "failed" or why it was not run"""
+    return {
+        name: section.get("not_run") or ("failed" if section["exit"] else "passed")
+        for name, section in gpu_check_report.sections_of(check).items()
+    }
+
+
+def test_part_ranks_on_one_gpu_runs_what_it_can_and_says_what_it_cannot(ranks_of):
+    code, printed, check = ranks_of("none")
+    assert code == 0, printed
+    old = "NCCL 2.28.9 takes one rank a GPU; from 2.30 on it takes several"
+    passed = (
+        "shards",
+        "nccl",
+        "contracts_1_gpus",
+        "contracts_2_hosts",
+        "alone_2",
+        "ranks_2_hosts",
+        "killed_rank",
+    )
+    assert outcomes(check) == dict.fromkeys((*passed, "same_2_hosts"), "passed") | {
+        "contracts_2_shared": old,
+        "ranks_2_shared": old,
+        "same_2_shared": "ranks_2_shared was not run",
+        "all_gpus": "there is one GPU",
+    }
+    assert check["nccl"]["result"]["version"] == "2.28.9"
+    assert check["same_2_hosts"]["result"]["steps"] == 20
+    killed = check["killed_rank"]["result"]
+    assert killed["seconds"] < 5 and re.search(r"rank 1 \(host vm, pid \d+\) has ended", killed["said"])
+    assert "8 of 8 sections passed" in printed and "4 were not run" in printed
+    assert f"not run ranks_2_shared: {old}" in printed
+    assert "* 2 ranks on one GPU, as two hosts (NCCL_HOSTID) and one rank: the same bit for bit" in printed
+
+
+def test_part_ranks_takes_all_gpus(ranks_of, pretended_gpu):
+    """With a NCCL that refuses one way, and takes the other."""
+    code, printed, check = ranks_of("refused", gpus=8, version=23007)
+    assert code == 0, printed
+    found = outcomes(check)
+    assert found.pop("ranks_2_hosts").startswith("NCCL refuses: Duplicate GPU detected : rank 0 and rank 1")
+    assert found.pop("same_2_hosts") == "ranks_2_hosts was not run"
+    assert set(found.values()) == {"passed"}
+    assert found.keys() >= {"same_2_shared", "contracts_8_gpus", "same_8_gpus", "fineweb_1b_8_gpus"}
+    assert check["same_8_gpus"]["result"]["runs"] == ["alone_8", "ranks_8_gpus"]
+    speed = check["c4_125m_8_gpus"]["result"]
+    assert (
+        speed["batch"] == 128 and speed["steps"] == 12 and speed["tokens_per_second"] == pytest.approx(400e3)
+    )
+    (pretended_gpu / "results").mkdir()
+    (pretended_gpu / "results/check.json").write_text(json.dumps(check))
+    assert scaling_model.measured_points(pretended_gpu / "results") == {
+        (preset, 8, 128): pytest.approx(400e3) for preset in scaling_model.MODELS
+    }
+    pids = [int(file.read_text()) for file in (pretended_gpu / "ranks").glob("*_8_gpus_*/*")]
+    assert len(pids) == 3 * 8
+    until = time.monotonic() + 20  # the kernel ends ranks whose launcher is killed, and init takes note
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_without_nccl_no_rank_runs_and_nothing_fails(ranks_of):
+    code, printed, check = ranks_of("none", version=0)
+    assert code == 0
+    found = outcomes(check)
+    assert found.pop("nccl").startswith("no NCCL: ")
+    assert {name for name, outcome in found.items() if outcome == "passed"} == {"shards", "alone_2"}
+    assert found["contracts_1_gpus"] == found["ranks_2_hosts"] == "nccl was not run"
+    assert found["killed_rank"] == "two ranks have not run by any way"
+
+
+def test_where_nccl_takes_no_two_ranks_on_a_gpu_none_is_killed(ranks_of):
+    code, printed, check = ranks_of("refused twice", version=23007)
+    assert code == 0, printed
+    assert outcomes(check)["killed_rank"] == "two ranks have not run by any way"
+    assert outcomes(check)["contracts_2_hosts"].startswith("NCCL refuses: ")
+
+
+@pytest.mark.parametrize(
+    ("planted", "section", "words"),
+    [
+        (
+            "other optimizer",
+            "same_2_hosts",
+            "optimizer.safetensors differ: 1 of 2 tensors, first v.head.weight",
+        ),
+        ("other optimizer", "killed_rank", "rank 0 still runs 5 s after rank 1 was killed"),
+        ("other model", "same_2_hosts", "model.safetensors differ: 1 of 2 tensors, first head.weight"),
+        ("other model", "killed_rank", r"rank 0 did not name rank 1 \(pid \d+\)"),
+        (
+            "other model",
+            "contracts_2_hosts",
+            "part 1 holds the bytes of rank 0; gpu_ranks: rank 1 of 2 ended",
+        ),
+    ],
+)
+def test_trouble_among_ranks_fails_the_check_with_words(ranks_of, planted, section, words):
+    code, printed, check = ranks_of(planted)
+    assert code == 1
+    assert re.search(f"FAILED {section} .*{words}", printed), printed
+    assert "result" not in check[section]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--part", "ranks"], "--part ranks: train kernels"),
+        (["--part", "speed"], "--part speed: train kernels ranks"),
+        (["speed"], "--part speed: train kernels ranks"),
+        (["ranks", "--device", "simt", "--bin", "docs"], "there is no train_gpt_goat in"),
         (["--device", "simt", "--part", "train"], "needs --bin"),
-        (["--device", "simt", "--bin", "."], "--part train alone"),
+        (["--device", "simt", "--bin", "."], "--part train or ranks"),
+        (["kernels", "--device", "simt", "--bin", "."], "--part train or ranks"),
         (["--device", "tpu"], "--device tpu: cuda or simt"),
         (["--fast"], "unknown argument '--fast'"),
         (["--bin"], "--bin needs a value"),
@@ -261,3 +395,29 @@ def test_a_program_that_computes_otherwise_is_seen_in_the_rehearsal(wrapped, tmp
     assert re.search(r"FAILED memory .*c4_125m did not run", printed)
     for name in ("same_without_graph", "same_resumed", "losses_beside_simt"):
         assert check[name]["exit"] == 0
+
+
+def test_the_rehearsal_of_ranks_on_the_simulated_gpu_passes(wrapped, tmp_path):
+    folder = wrapped("")
+    (folder / "nccl_ranks").write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE"\n')
+    (folder / "nccl_ranks").chmod(0o755)
+    code, printed, check = gpu_check(
+        "ranks", "--device", "simt", "--bin", folder, "--out", tmp_path / "out.json"
+    )
+    assert code == 0, printed
+    assert outcomes(check).pop("all_gpus") == "there is one GPU"
+    assert [name for name, outcome in outcomes(check).items() if outcome != "passed"] == ["all_gpus"]
+    assert check["same_2_gpus"]["result"]["steps"] == 20
+    assert re.search(r"rank 1 \(host \S+, pid \d+\)", check["killed_rank"]["result"]["said"])
+
+
+def test_ranks_that_compute_otherwise_are_seen_in_the_rehearsal(wrapped, tmp_path):
+    """The two ranks have another seed than the one; without nccl_ranks its tests are not run."""
+    folder = wrapped("case $run in ranks_2_gpus) words+=(--set train.seed=2) ;; killed) exit 1 ;; esac")
+    code, printed, check = gpu_check(
+        "ranks", "--device", "simt", "--bin", folder, "--out", tmp_path / "out.json"
+    )
+    assert code == 1
+    assert re.search(r"FAILED same_2_gpus .*alone_2 and ranks_2_gpus differ from step 1 on: loss \d", printed)
+    assert re.search(r"FAILED killed_rank .*rank [01] ended before step 3 with code 1", printed)
+    assert outcomes(check)["contracts_2_gpus"] == f"there is no nccl_ranks in {folder}"
