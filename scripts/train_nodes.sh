@@ -5,8 +5,8 @@
 #   MASTER_ADDR=node0 scripts/train_nodes.sh 1 4 8 ./train_gpt_goat --config c4_125m --out /shared/runs/c4
 # All hosts must see the run folder and the data. When one rank fails, all end, here and on the other hosts.
 # Signals are passed on to the ranks. The code is that of the first rank here that failed; else 4 if the run
-# was stopped by a signal after saving; else 0. So far only ranks of the cpu device train together, and only
-# on one host (docs/ranks.md).
+# was stopped by a signal after saving; else 0. Several hosts need GPUs: ranks of the cpu train together on one
+# host only (docs/ranks.md).
 set -uo pipefail
 
 count='^(0|[1-9][0-9]{0,4})$'
