@@ -96,11 +96,17 @@ class Device {
   // host does not wait.
   virtual void follow(DeviceEvent&) {}
 
-  // Records what `work` enqueues, without running it. `work` may run operations, copy() and set_zero(); what
-  // needs the host (upload, download, synchronize, allocate, record) throws std::logic_error. The recorded
-  // work keeps the operands of its operations; the memory that they point to must stay allocated.
-  // replay() enqueues the work again, as often as it is called. Both throw std::logic_error unless
-  // can_capture().
+  // Records what `work` enqueues, without running it. `work` may run operations, copy(), set_zero(), record()
+  // and follow(); what needs the host (upload, download, synchronize, allocate, wait) throws
+  // std::logic_error, on this device and on its further streams. The recorded work keeps the operands of its
+  // operations; the memory that they point to must stay allocated.
+  // A further stream joins the recording when it follows an event that was recorded in it. What it enqueues
+  // from then on is recorded as well. Before `work` returns, this device must follow an event that the other
+  // stream records after its latest work. Streams of a recording follow events of the recording only, and no
+  // other stream or host waits for such an event. All else throws std::logic_error, and no stream records any
+  // more.
+  // replay() enqueues the work of all its streams again on this device, as often as it is called. Both throw
+  // std::logic_error unless can_capture().
   virtual bool can_capture() const { return false; }
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
   virtual void replay(DeviceGraph& graph);

@@ -31,7 +31,7 @@ void* Workspace::memory_for(const char* operation, std::size_t bytes) {
                              "; WorkspaceSurvey finds the largest that a pass needs");
     return given_.data;
   }
-  if (own_refused_)
+  if (own_refused_ && *own_refused_)
     throw std::logic_error(std::string(operation) + ": recorded work needs a workspace of " +
                            std::to_string(bytes) +
                            " bytes that stays where it is; give one with WorkspaceScope");

@@ -16,15 +16,12 @@ class Workspace {
   using Release = void (*)(void* memory);
 
   // `allocate` and `release` are for its own memory. They are not the device's virtual functions: a derived
-  // device that overrides them is destroyed before its workspace.
-  Workspace(const Device& device, Allocate allocate, Release release)
-      : device_(device), allocate_(allocate), own_(nullptr, release) {}
+  // device that overrides them is destroyed before its workspace. While *own_refused is true, take() throws
+  // std::logic_error if it would take its own memory, because that moves when it grows.
+  Workspace(const Device& device, Allocate allocate, Release release, const bool* own_refused = nullptr)
+      : device_(device), allocate_(allocate), own_(nullptr, release), own_refused_(own_refused) {}
 
   WorkspaceMemory use(WorkspaceMemory memory);  // see Device::use_workspace
-
-  // From now on take() throws std::logic_error if it would take its own memory, because that moves when it
-  // grows; or may do so again.
-  void refuse_own(bool refused) { own_refused_ = refused; }
 
   // Device::workspace(op) bytes for the launch of `op`, 256-byte aligned; their contents are undefined.
   // nullptr if it needs none. The next launch may get the same bytes. A launch calls this before it enqueues
@@ -43,7 +40,7 @@ class Workspace {
   WorkspaceMemory given_;
   std::unique_ptr<void, Release> own_;
   std::size_t own_bytes_ = 0;
-  bool own_refused_ = false;
+  const bool* own_refused_;
 };
 
 // Cuts a workspace into arrays, one after the other. Without memory it only counts their bytes.

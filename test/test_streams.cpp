@@ -184,7 +184,6 @@ TEST_CASE("recorded work: what needs the host is refused, and the device can be 
         {"synchronize", [&] { device.synchronize(); }},
         {"allocate", [&] { device.allocate(100); }},
         {"allocate_host", [&] { device.allocate_host(100); }},
-        {"record", [&] { device.record(*event); }},
         {"wait", [&] { device.wait(*event); }},
         {"capture", [&] { device.capture([] {}); }},
         {"replay", [&] { device.replay(*graph); }},

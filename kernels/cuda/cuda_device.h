@@ -76,15 +76,18 @@ class CudaDevice : public Device {
 
  private:
   using Release = void (*)(void* memory) noexcept;
+  // Of a device and of all its further streams.
+  struct Capture {
+    bool on = false;
+    std::vector<std::pair<Release, void*>> released;  // by what, until the end
+  };
   void refuse_in_capture(const char* call) const;
   void release_after_capture(Release by, void* memory) noexcept;
-  void begin_capture();
   void end_capture() noexcept;
 
   DeviceInfo info_;
   Stream stream_{};
-  bool capturing_ = false;
-  std::vector<std::pair<Release, void*>> released_in_capture_;
+  std::shared_ptr<Capture> capture_;
   std::unique_ptr<Gemm> gemm_;
   int multiprocessors_ = 1;
   Family family_ = Family::large_shared;  // of the tensor-core attention kernels

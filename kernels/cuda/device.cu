@@ -42,7 +42,9 @@ Event event_of(const DeviceEvent& event) {
 }
 }  // namespace
 
-CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release) {
+CudaDevice::CudaDevice()
+    : capture_(std::make_shared<Capture>()),
+      workspace_(*this, runtime::allocate, runtime::release, &capture_->on) {
   const runtime::Hardware hardware = runtime::hardware();
   info_ = {GOAT_SIMT ? "simt" : "cuda", hardware.description, chunk_elements, hardware.uuid};
   multiprocessors_ = hardware.multiprocessors;
@@ -58,10 +60,11 @@ CudaDevice::CudaDevice() : workspace_(*this, runtime::allocate, runtime::release
 CudaDevice::CudaDevice(const CudaDevice* first)
     : info_(first->info_),
       stream_(runtime::create_stream(runtime::Priority::urgent)),
+      capture_(first->capture_),
       gemm_(std::make_unique<Gemm>(stream_)),
       multiprocessors_(first->multiprocessors_),
       family_(first->family_),
-      workspace_(*this, runtime::allocate, runtime::release) {}
+      workspace_(*this, runtime::allocate, runtime::release, &capture_->on) {}
 
 std::unique_ptr<Device> CudaDevice::open_stream() { return std::make_unique<CudaDevice>(this); }
 
@@ -115,39 +118,35 @@ void CudaDevice::note_accesses(std::span<const MemoryAccess> accesses) const {
 }
 
 std::unique_ptr<DeviceEvent> CudaDevice::make_event() { return std::make_unique<StreamEvent>(); }
-void CudaDevice::record(DeviceEvent& event) {
-  refuse_in_capture("record");
-  runtime::record(event_of(event), stream_);
-}
+void CudaDevice::record(DeviceEvent& event) { runtime::record(event_of(event), stream_); }
 void CudaDevice::wait(DeviceEvent& event) {
   refuse_in_capture("wait");
   runtime::wait(event_of(event));
 }
-void CudaDevice::follow(DeviceEvent& event) {
-  refuse_in_capture("follow");
-  runtime::stream_wait(stream_, event_of(event));
-}
+void CudaDevice::follow(DeviceEvent& event) { runtime::stream_wait(stream_, event_of(event)); }
 double CudaDevice::seconds_between(const DeviceEvent& first, const DeviceEvent& last) const {
   return runtime::seconds_between(event_of(first), event_of(last));
 }
 
 void CudaDevice::refuse_in_capture(const char* call) const {
-  if (capturing_)
-    throw std::logic_error(std::string(call) +
-                           ": not in Device::capture, which records operations, copy and set_zero only");
+  if (capture_->on)
+    throw std::logic_error(
+        std::string(call) +
+        ": not in Device::capture, which records operations, copy, set_zero, record and follow only");
 }
 
 // A GPU releases no memory while this thread captures.
 void CudaDevice::release_after_capture(Release by, void* memory) noexcept {
-  if (capturing_)
-    released_in_capture_.emplace_back(by, memory);
+  if (capture_->on)
+    capture_->released.emplace_back(by, memory);
   else
     by(memory);
 }
 
 std::unique_ptr<DeviceGraph> CudaDevice::capture(const std::function<void()>& work) {
   refuse_in_capture("capture");
-  begin_capture();
+  runtime::begin_capture(stream_);
+  capture_->on = true;
   Graph graph{};
   try {
     work();
@@ -161,16 +160,9 @@ std::unique_ptr<DeviceGraph> CudaDevice::capture(const std::function<void()>& wo
   return std::make_unique<StreamGraph>(graph);
 }
 
-void CudaDevice::begin_capture() {
-  runtime::begin_capture(stream_);
-  capturing_ = true;
-  workspace_.refuse_own(true);
-}
-
 void CudaDevice::end_capture() noexcept {
-  capturing_ = false;
-  workspace_.refuse_own(false);
-  for (const auto& [by, memory] : std::exchange(released_in_capture_, {})) by(memory);
+  capture_->on = false;
+  for (const auto& [by, memory] : std::exchange(capture_->released, {})) by(memory);
 }
 
 void CudaDevice::replay(DeviceGraph& graph) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <new>
+#include <stdexcept>
 
 #include "kernels/cuda/open.h"
 
@@ -105,6 +106,23 @@ GpuSearch find_gpu(const DevicePlace& place) {
 
 namespace runtime {
 
+namespace {
+// Throws for what recordings make impossible as runtime.cuh says: `captured_event` for an event that was last
+// recorded in a capture.
+void check_capture(cudaError_t status, const char* captured_event = event_of_recording,
+                   const std::source_location where = std::source_location::current()) {
+  const auto refuse = [](const char* text) {
+    cudaGetLastError();
+    throw std::logic_error(text);
+  };
+  if (status == cudaErrorStreamCaptureUnjoined) refuse(work_not_joined);
+  if (status == cudaErrorStreamCaptureIsolation || status == cudaErrorStreamCaptureMerge)
+    refuse(event_outside_recording);
+  if (status == cudaErrorCapturedEvent) refuse(captured_event);
+  check_cuda(status, where);
+}
+}  // namespace
+
 Hardware hardware() {
   const cudaDeviceProp gpu = current_device();
   return {
@@ -188,7 +206,7 @@ Event create_event() {
 
 void destroy_event(Event event) noexcept { cudaEventDestroy(event); }
 void record(Event event, Stream stream) { check_cuda(cudaEventRecord(event, stream)); }
-void wait(Event event) { check_cuda(cudaEventSynchronize(event)); }
+void wait(Event event) { check_capture(cudaEventSynchronize(event)); }
 bool is_complete(Event event) {
   use_chosen_gpu();
   const cudaError_t status = cudaEventQuery(event);
@@ -196,14 +214,16 @@ bool is_complete(Event event) {
     cudaGetLastError();
     return false;
   }
-  check_cuda(status);
+  check_capture(status);
   return true;
 }
-void stream_wait(Stream stream, Event event) { check_cuda(cudaStreamWaitEvent(stream, event)); }
+void stream_wait(Stream stream, Event event) {
+  check_capture(cudaStreamWaitEvent(stream, event), event_of_ended_recording);
+}
 
 double seconds_between(Event first, Event last) {
   float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, first, last));
+  check_capture(cudaEventElapsedTime(&milliseconds, first, last));
   return milliseconds / 1e3;
 }
 
@@ -213,7 +233,7 @@ void begin_capture(Stream stream) {
 
 Graph end_capture(Stream stream) {
   cudaGraph_t recorded = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &recorded));
+  check_capture(cudaStreamEndCapture(stream, &recorded));
   Graph graph{};
   const cudaError_t status = cudaGraphInstantiate(&graph, recorded);
   cudaGraphDestroy(recorded);

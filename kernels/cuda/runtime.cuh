@@ -61,7 +61,21 @@ void stream_wait(Stream stream, Event event);
 double seconds_between(Event first, Event last);
 
 // What this thread enqueues on the stream between begin_capture() and end_capture() is recorded, not run.
-// abandon_capture() ends a capture that has failed.
+// Another stream joins by a stream_wait() for an event that was recorded on a stream of the recording; its
+// work is recorded, too. Before the end the stream must wait for the latest work of all that have joined.
+// abandon_capture() ends a capture that has failed. The stream that began a capture ends it. Throws
+// std::logic_error with one of these texts:
+inline constexpr char work_not_joined[] =
+    "capture: work of another stream was not joined: before the recording ends, the stream that captures "
+    "must "
+    "follow an event that the other stream records after its latest work";
+inline constexpr char event_outside_recording[] =
+    "follow: recorded work can only follow an event that was recorded in the same Device::capture";
+inline constexpr char event_of_ended_recording[] =
+    "follow: the event was last recorded in a Device::capture that has ended; record it again";
+inline constexpr char event_of_recording[] =
+    "the event was last recorded in a Device::capture: nothing has run that the host could wait for, or ask "
+    "for";
 void begin_capture(Stream stream);
 Graph end_capture(Stream stream);
 void abandon_capture(Stream stream) noexcept;

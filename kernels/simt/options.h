@@ -57,8 +57,8 @@ struct Options {
   bool poison = true;
   bool strict = true;  // refuse a barrier that some threads miss because they have returned
   bool races = true;   // search for races; needs kernels compiled with -fsanitize=thread
-  // Refuse work of a stream that accesses what another stream accesses, where one of them writes and neither
-  // waits for the other. Needs no particular order of work, and no work of kernels outside of Device::run.
+  // Refuse operations and copies of a stream that access what those of another stream access, where one of
+  // the two writes and neither waits for the other: found in every order of work.
   bool stream_races = true;
   int architecture = 90;    // sets the limit of shared memory: 80, 86, 89, 90 or 120
   int multiprocessors = 2;  // of devices opened from now on; kernels choose their grids by it

@@ -172,17 +172,29 @@ Event create_event() { return new EventState; }
 void destroy_event(Event event) noexcept { delete event; }
 void record(Event event, Stream stream) { StreamQueues::instance().record(*event, *stream); }
 void stream_wait(Stream stream, Event event) { StreamQueues::instance().await(*stream, *event); }
+
+namespace {
+const EventRecord* latest_record(Event event) {
+  if (event->recorded) throw std::logic_error(event_of_recording);
+  return event->latest.get();
+}
+}  // namespace
+
 void wait(Event event) {
   count_host_wait();
-  if (event->latest) StreamQueues::instance().finish(*event->latest);
+  latest_record(event);
+  if (const auto record = event->latest) StreamQueues::instance().finish(*record);
 }
 
 // Takes no lock, because the work that a stream runs may take long, for example to wait for another process.
-bool is_complete(Event event) { return !event->latest || event->latest->complete; }
+bool is_complete(Event event) {
+  const EventRecord* const record = latest_record(event);
+  return !record || record->complete;
+}
 
 double seconds_between(Event first, Event last) {
   for (const Event event : {first, last})
-    if (!event->latest || !event->latest->complete || event->latest->failure)
+    if (const EventRecord* record = latest_record(event); !record || !record->complete || record->failure)
       throw std::runtime_error(
           "simt: the time between two events was asked for, but one of them is not complete: call wait() "
           "first");
@@ -191,9 +203,10 @@ double seconds_between(Event first, Event last) {
 
 void begin_capture(Stream stream) { StreamQueues::instance().begin_recording(*stream); }
 Graph end_capture(Stream stream) { return StreamQueues::instance().end_recording(*stream).release(); }
-void abandon_capture(Stream stream) noexcept { StreamQueues::instance().end_recording(*stream); }
+void abandon_capture(Stream stream) noexcept { StreamQueues::instance().abandon_recording(*stream); }
 void destroy_graph(Graph graph) noexcept { delete graph; }
 void replay(Graph graph, Stream stream) {
+  note_accesses(stream, graph->accesses);
   for (const std::function<void()>& work : graph->work) enqueue_work(stream, work);
 }
 

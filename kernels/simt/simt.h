@@ -23,7 +23,7 @@
 // * always: a wrong barrier, warp divergence, missing lanes, limits of the GPU, misplaced asynchronous copies
 //   and misaligned intrinsics; copies of the host that are out of bounds, or of ordinary memory where they
 //   need page-locked memory;
-// * with Options::streams late or random: a stream or a host that does not wait where it must;
+// * a stream that does not wait for another one; with Options::streams late, a host that does not;
 // * with -fsanitize=address,undefined: memory errors and misaligned plain vectors;
 // * with kernels compiled with -fsanitize=thread (race_hooks.cpp): races, uninitialised shared memory
 //   and missing waits.

@@ -62,7 +62,6 @@ void StreamOrder::remove(int stream) {
 
 Clock StreamOrder::record(int stream) {
   Clock& clock = clocks_.at(stream);
-  advance(clock, host_);
   const Clock event = clock;
   ++clock[stream];
   return event;

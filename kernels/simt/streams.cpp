@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cuda/runtime.cuh"
+
 namespace goat::on_simt {
 
 namespace {
@@ -52,10 +54,12 @@ bool StreamQueues::runs_at_once(StreamQueue& stream) {
 
 void StreamQueues::append(StreamQueue& stream, StreamEntry entry) {
   const std::lock_guard lock(mutex_);
-  if (stream.recording_)
-    stream.recording_->work.push_back(std::move(entry.work));
-  else
+  if (Recording* const recording = stream.recording_.get()) {
+    recording->graph.work.push_back(std::move(entry.work));
+    recording->latest_work[stream.number_] = recording->order.time(stream.number_);
+  } else {
     push(stream, std::move(entry));
+  }
 }
 
 void StreamQueues::finish(StreamQueue& stream) {
@@ -92,6 +96,7 @@ bool StreamQueues::watches(const StreamQueue& stream) {
 void StreamQueues::note(StreamQueue& stream, std::span<const MemoryAccess> accesses) {
   const std::lock_guard lock(mutex_);
   if (!watches_now(stream)) return;
+  if (stream.recording_) return stream.recording_->order.note(stream.number_, accesses);
   order_.forget_what_all_are_behind();
   order_.note(stream.number_, accesses);
 }
@@ -103,20 +108,34 @@ void StreamQueues::forget(const void* memory, std::size_t bytes) {
 
 void StreamQueues::record(EventState& event, StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
-  require_not_recording(stream, "record");
+  if (stream.recording_) {
+    const Clock behind = stream.recording_->order.record(stream.number_);
+    event = {.latest = {}, .recorded = std::make_shared<JoinPoint>(stream.recording_, behind)};
+    return;
+  }
   const auto latest = std::make_shared<EventRecord>();
   latest->stream = &stream;
   latest->behind = order_.record(stream.number_);
   push(stream, {.work = {}, .recorded = latest, .awaited = {}});
-  event.latest = latest;
+  event = {.latest = latest, .recorded = {}};
 }
 
 void StreamQueues::await(StreamQueue& stream, const EventState& event) {
   const std::lock_guard lock(mutex_);
-  require_not_recording(stream, "a wait of the stream for an event");
-  if (!event.latest) return;
-  order_.follow(stream.number_, event.latest->behind);
-  push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
+  const auto recording = event.recorded ? event.recorded->recording.lock() : nullptr;
+  if (event.recorded && !recording) throw std::logic_error(runtime::event_of_ended_recording);
+  if (stream.recording_ && stream.recording_ != recording)
+    throw std::logic_error(runtime::event_outside_recording);
+  if (recording) {
+    if (!std::exchange(stream.recording_, recording)) {
+      recording->order.add(stream.number_);
+      recording->latest_work[stream.number_] = recording->order.time(stream.number_);
+    }
+    recording->order.follow(stream.number_, event.recorded->behind);
+  } else if (event.latest) {
+    order_.follow(stream.number_, event.latest->behind);
+    push(stream, {.work = {}, .recorded = {}, .awaited = event.latest});
+  }
 }
 
 std::optional<std::uint64_t> StreamQueues::uses(const StreamQueue* stream) {
@@ -135,12 +154,35 @@ void StreamQueues::begin_recording(StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
   require_not_recording(stream, "another recording");
   throw_failure(stream);
-  stream.recording_ = std::make_unique<RecordedGraph>();
+  stream.recording_ = std::make_shared<Recording>();
+  stream.recording_->origin = stream.number_;
+  stream.recording_->order.add(stream.number_);
 }
 
 std::unique_ptr<RecordedGraph> StreamQueues::end_recording(StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
-  return std::move(stream.recording_);
+  const int number = stream.number_;
+  if (!stream.recording_ || stream.recording_->origin != number)
+    throw std::logic_error("simt: a recording is to end on a stream where none has begun");
+  const auto recording = leave_recording(stream);
+  for (const auto& [other, time] : recording->latest_work)
+    if (other != number && !recording->order.is_behind(number, other, time))
+      throw std::logic_error(runtime::work_not_joined);
+  recording->graph.accesses = recording->order.accesses();
+  return std::make_unique<RecordedGraph>(std::move(recording->graph));
+}
+
+void StreamQueues::abandon_recording(StreamQueue& stream) {
+  const std::lock_guard lock(mutex_);
+  leave_recording(stream);
+}
+
+// All streams of the recording can be used as before.
+std::shared_ptr<Recording> StreamQueues::leave_recording(StreamQueue& stream) {
+  const auto recording = stream.recording_;
+  for (const auto& one : streams_)
+    if (one->recording_ == recording) one->recording_.reset();
+  return recording;
 }
 
 void StreamQueues::throw_failure(StreamQueue& stream) {

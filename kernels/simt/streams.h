@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,13 +39,30 @@ struct EventRecord {
   std::chrono::steady_clock::time_point time{};
   std::shared_ptr<StreamFailure> failure;  // of the entry because of which it was dropped
 };
-struct EventState {
-  std::shared_ptr<EventRecord> latest;
-};
 
 struct RecordedGraph {
-  std::vector<std::function<void()>> work;
+  std::vector<std::function<void()>> work;  // of all its streams, in the order of the calls
   std::vector<MemoryAccess> accesses;
+};
+
+// Work that is being recorded: of the stream that captures, and of those that have joined it.
+struct Recording {
+  int origin = 0;  // number of the stream that captures
+  StreamOrder order;
+  std::map<int, std::uint64_t> latest_work;  // by stream, the time of its latest work, or of its joining
+  RecordedGraph graph;
+};
+
+// A call of record() in a recording.
+struct JoinPoint {
+  std::weak_ptr<Recording> recording;
+  Clock behind;
+};
+
+// What the latest record() was: one of the two, or neither if there was none.
+struct EventState {
+  std::shared_ptr<EventRecord> latest;
+  std::shared_ptr<JoinPoint> recorded;
 };
 
 // One entry has one of the three.
@@ -59,9 +77,9 @@ class StreamQueue {
   int number_ = 0;  // in the order in which this process creates streams, from 1
   bool urgent_ = false;
   std::deque<StreamEntry> pending_;
-  std::shared_ptr<StreamFailure> failure_;    // not yet thrown
-  std::unique_ptr<RecordedGraph> recording_;  // null unless work is recorded
-  std::uint64_t uses_ = 0;                    // number of calls that have enqueued something
+  std::shared_ptr<StreamFailure> failure_;  // not yet thrown
+  std::shared_ptr<Recording> recording_;    // null unless work is recorded
+  std::uint64_t uses_ = 0;                  // number of calls that have enqueued something
 };
 
 // All streams of this process. Every function may be called by several host threads.
@@ -94,11 +112,13 @@ class StreamQueues {
   bool is_recording(const StreamQueue& stream);
   void begin_recording(StreamQueue& stream);
   std::unique_ptr<RecordedGraph> end_recording(StreamQueue& stream);
+  void abandon_recording(StreamQueue& stream);
 
  private:
   bool watches_now(const StreamQueue& stream) const;
   void throw_failure(StreamQueue& stream);
   void require_not_recording(const StreamQueue& stream, const char* call);
+  std::shared_ptr<Recording> leave_recording(StreamQueue& stream);
   void push(StreamQueue& stream, StreamEntry entry);
   void run_pending(StreamQueue& stream);
   void run_until(const EventRecord& record);
