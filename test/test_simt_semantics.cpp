@@ -371,6 +371,9 @@ TEST_CASE("simt: the environment sets the options, and what it does not know is 
   };
   CHECK(with("GOAT_SIMT_ORDER", "descending").first.order == Order::descending);
   CHECK(with("GOAT_SIMT_COPIES", "early").first.copies == Copies::early);
+  CHECK(with("GOAT_SIMT_STREAMS", "urgent_first").first.streams == Streams::urgent_first);
+  CHECK(with("GOAT_SIMT_STREAM_RACES", "1").first.stream_races);
+  CHECK_FALSE(with("GOAT_SIMT_STREAM_RACES", "0").first.stream_races);
   CHECK(with("GOAT_SIMT_SEED", "77").first.seed == 77);
   CHECK(with("GOAT_SIMT_THREADS", "3").first.threads == 3);
   CHECK(with("GOAT_SIMT_ARCHITECTURE", "86").first.architecture == 86);

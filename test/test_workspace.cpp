@@ -177,6 +177,15 @@ class GivesOtherResults final : public CpuDevice {
   int launches_ = 0;
 };
 
+class ChangesAnInput final : public CpuDevice {
+ protected:
+  using CpuDevice::launch;
+  void launch(const RmsNormBackward& op) override {
+    CpuDevice::launch(op);
+    op.rstd.as<float>()[op.rstd.elements() - 1] = 1;
+  }
+};
+
 template <class Device>
 std::string complaint_about() {
   TestedDevice device(std::make_unique<Device>());
@@ -197,5 +206,6 @@ TEST_CASE("tested device: notices a workspace that is too small, not used, or ch
 #ifndef __SANITIZE_ADDRESS__
   CHECK(complaint_about<GivesOtherResults>() ==
         "rmsnorm_backward: another result than without a given workspace");
+  CHECK(complaint_about<ChangesAnInput>() == "rstd of rmsnorm_backward changes, but is not called written");
 #endif
 }

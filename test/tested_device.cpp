@@ -4,6 +4,10 @@
 #include <algorithm>
 #include <stdexcept>
 
+#ifdef GOAT_HAS_SIMT
+#include "kernels/simt/options.h"
+#endif
+
 namespace goat::test {
 
 namespace {
@@ -51,6 +55,19 @@ std::string complaint_of(Device& device, const Operation& op, WorkspaceMemory me
   return "";
 }
 
+// Without those that share memory with a written one.
+std::vector<MemoryAccess> unwritten(const std::vector<MemoryAccess>& accesses) {
+  const auto first = [](const MemoryAccess& access) { return static_cast<const char*>(access.memory); };
+  std::vector<MemoryAccess> result;
+  for (const MemoryAccess& access : accesses)
+    if (std::none_of(accesses.begin(), accesses.end(), [&](const MemoryAccess& other) {
+          return other.writes && first(access) < first(other) + other.bytes &&
+                 first(other) < first(access) + access.bytes;
+        }))
+      result.push_back(access);
+  return result;
+}
+
 template <class Operation>
 bool is_deterministic(const Operation& op) {
   if constexpr (requires { op.deterministic; }) return op.deterministic;
@@ -83,6 +100,18 @@ std::unique_ptr<DeviceGraph> TestedDevice::capture(const std::function<void()>& 
 template <class Operation>
 void TestedDevice::run_checked(const Operation& op) {
   if (capturing_) return inner_->run(op);
+  if (runs_late() || !can_compare()) return run_in_workspace(op);
+  const std::vector<MemoryAccess> inputs = unwritten(accesses_of([&] { check(op); }));
+  const Contents before = contents_of(inputs);
+  run_in_workspace(op);
+  const Contents after = contents_of(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (after[i] != before[i])
+      throw std::runtime_error(inputs[i].what + " changes, but is not called written");
+}
+
+template <class Operation>
+void TestedDevice::run_in_workspace(const Operation& op) {
   const std::string name = name_of(op);
   const std::size_t bytes = inner_->workspace(op);
   if (bytes == 0) return inner_->run(op);
@@ -119,6 +148,22 @@ bool TestedDevice::can_compare() const {
   for (const auto& [memory, size] : allocations_) bytes += size;
   return bytes <= most_compared_bytes;
 #endif
+}
+
+// Then a download would change when work runs.
+bool TestedDevice::runs_late() const {
+#ifdef GOAT_HAS_SIMT
+  return info().name == "simt" && on_simt::options().streams != on_simt::Streams::at_once;
+#else
+  return false;
+#endif
+}
+
+TestedDevice::Contents TestedDevice::contents_of(const std::vector<MemoryAccess>& accesses) {
+  Contents all;
+  for (const MemoryAccess& access : accesses)
+    inner_->download(all.emplace_back(access.bytes).data(), access.memory, access.bytes);
+  return all;
 }
 
 TestedDevice::Contents TestedDevice::contents() {

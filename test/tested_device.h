@@ -16,7 +16,9 @@ namespace goat::test {
 // * the operation accepts a workspace that is one byte too small, or refuses it with another error,
 // * it writes a guard byte,
 // * a result differs in a bit from that without a given workspace. This is checked while the test holds
-//   little memory, because all of it is compared.
+//   little memory, because all of it is compared,
+// * an operand changes that its Signature does not call written (same condition, and only where the device
+//   runs work at once).
 // An operation that is recorded (capture) is not checked.
 class TestedDevice final : public Device {
  public:
@@ -64,7 +66,11 @@ class TestedDevice final : public Device {
 
   template <class Operation>
   void run_checked(const Operation& op);
+  template <class Operation>
+  void run_in_workspace(const Operation& op);
   bool can_compare() const;
+  bool runs_late() const;
+  Contents contents_of(const std::vector<MemoryAccess>& accesses);
   Contents contents();
   void restore(const Contents& contents);
 
