@@ -133,7 +133,8 @@ std::string sum_over_ranks(Communicator& ranks) {
 TEST_CASE("communicator: sees what was enqueued before, whenever the device runs it") {
   const auto names = device_names();
   if (std::find(names.begin(), names.end(), "simt") == names.end()) return;
-  for (const auto streams : {on_simt::Streams::at_once, on_simt::Streams::late, on_simt::Streams::random})
+  using enum on_simt::Streams;
+  for (const auto streams : {at_once, late, random, urgent_first})
     for (const int size : {1, 3}) {
       const std::string name = segment_name();
       INFO("streams " << static_cast<int>(streams) << ", " << size << " ranks");

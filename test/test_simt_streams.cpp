@@ -1,12 +1,16 @@
 // Streams of the simulated device: when their work runs, what waits for it, and which mistakes that shows.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/runtime.cuh"
+#include "kernels/simt/streams.h"
 #include "test/simulated.h"
 
 using namespace goat::test;
@@ -37,12 +41,14 @@ Values counting(float first) {
   return values;
 }
 
-// Options of one test, and two streams.
+// Options of one test, and two streams, of which the second is urgent. What happens when a wait is missing is
+// tried here, so that it must not be refused.
 struct TwoStreams {
   ScopedOptions scope;
-  Stream first = runtime::create_stream(), second = runtime::create_stream();
+  Stream first = runtime::create_stream(), second = runtime::create_stream(runtime::Priority::urgent);
   explicit TwoStreams(Streams streams, std::uint64_t seed = 1) {
     scope->streams = streams;
+    scope->stream_races = false;
     scope->seed = seed;
   }
   TwoStreams(const TwoStreams&) = delete;
@@ -139,6 +145,7 @@ TEST_CASE("simt: streams and events give the same bits whenever work runs") {
   for (int k = 0; k < side; ++k) sum += 2.0 * (1 + k / 64.0) * (-1 + k / 64.0);
   CHECK(std::abs(right[0] - (sum + 3)) < 1e-4);
   CHECK(same_bits(run_program(Streams::late), right));
+  CHECK(same_bits(run_program(Streams::urgent_first), right));
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     INFO("seed " << seed);
     CHECK(same_bits(run_program(Streams::random, seed), right));
@@ -149,6 +156,7 @@ TEST_CASE("simt: a stream that does not wait for another one is found") {
   CHECK(found(Mistake::second_does_not_wait, Streams::random, 20));
   CHECK(found(Mistake::first_does_not_wait, Streams::random, 20));
   CHECK(found(Mistake::first_does_not_wait, Streams::late, 1));
+  CHECK(found(Mistake::second_does_not_wait, Streams::urgent_first, 1));
   CHECK_FALSE(found(Mistake::first_does_not_wait, Streams::at_once, 1));
 }
 
@@ -176,6 +184,53 @@ TEST_CASE("simt: late work runs when the host waits for it, and no more than tha
   runtime::synchronize(two.first);
   CHECK(z[0] == 3);
   CHECK(std::isnan(other[0]));
+}
+
+TEST_CASE("simt: urgent work runs as soon as what it follows is complete, and other work as late") {
+  const TwoStreams two(Streams::urgent_first);
+  const DeviceArray<float> x(counting(1)), y(count), z(count), doubled(count), tripled(count);
+  const OwnedEvent is_doubled, is_copied;
+  enqueue_affine(two.second, doubled, x, 2, 0);
+  CHECK(doubled[0] == 2);
+  enqueue_affine(two.first, y, x, 2, 0);
+  runtime::record(is_doubled, two.first);
+  enqueue_affine(two.first, z, x, 3, 0);
+  runtime::stream_wait(two.second, is_doubled);
+  enqueue_affine(two.second, tripled, y, 3, 0);
+  runtime::record(is_copied, two.second);
+  CHECK((std::isnan(y[0]) && std::isnan(z[0]) && std::isnan(tripled[0])));
+  CHECK_FALSE(runtime::is_complete(is_copied));
+  runtime::wait(is_doubled);
+  CHECK(tripled[0] == 6);  // nobody has waited for it
+  CHECK(runtime::is_complete(is_copied));
+  CHECK(std::isnan(z[0]));
+
+  runtime::record(is_doubled, two.first);
+  runtime::stream_wait(two.second, is_doubled);
+  enqueue_affine(two.second, tripled, z, 3, 0);
+  runtime::synchronize(two.second);  // which needs the other stream
+  CHECK(tripled[0] == 9);
+}
+
+TEST_CASE("simt: another thread may ask for an event while the work of a stream takes long") {
+  const TwoStreams two(Streams::late);
+  const OwnedEvent before, after;
+  std::atomic<bool> running = false, asked = false;
+  runtime::record(before, two.first);
+  append(two.first, [&] {
+    running = true;
+    for (int tenths = 0; !asked && tenths < 300; ++tenths)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  });
+  runtime::record(after, two.first);
+  std::thread waiting([&] { runtime::synchronize(two.first); });
+  while (!running) std::this_thread::yield();
+  const bool before_complete = runtime::is_complete(before), after_complete = runtime::is_complete(after);
+  asked = true;
+  waiting.join();
+  CHECK(before_complete);
+  CHECK_FALSE(after_complete);  // true if is_complete() has waited for the work
+  CHECK(runtime::is_complete(after));
 }
 
 TEST_CASE("simt: memory is released after the work that uses it, on every stream") {
@@ -261,7 +316,7 @@ TEST_CASE("simt: the error of late work is thrown by the wait that runs it, and 
 }
 
 TEST_CASE("simt: work that a GPU refuses is refused by the call, whenever work runs") {
-  for (const Streams streams : {Streams::at_once, Streams::late, Streams::random}) {
+  for (const Streams streams : {Streams::at_once, Streams::late, Streams::random, Streams::urgent_first}) {
     const TwoStreams two(streams);
     const DeviceArray<float> device(count);
     Values ordinary(count);
@@ -324,14 +379,14 @@ TEST_CASE("simt: the waits of the host are counted") {
 }
 
 TEST_CASE("simt: recorded work runs at each replay, with what is in memory then") {
-  for (const Streams streams : {Streams::at_once, Streams::late, Streams::random}) {
+  for (const Streams streams : {Streams::at_once, Streams::late, Streams::random, Streams::urgent_first}) {
     const TwoStreams two(streams);
     const DeviceArray<float> x(counting(1)), y(count), z(count);
     runtime::begin_capture(two.first);
     enqueue_affine(two.first, y, x, 2, 1);
     runtime::copy(z, y, bytes, two.first);
     CHECK_THROWS_AS(runtime::synchronize(two.first), std::logic_error);
-    CHECK_THROWS_AS(runtime::record(OwnedEvent(), two.first), std::logic_error);
+    CHECK_THROWS_AS(runtime::begin_capture(two.first), std::logic_error);
     const Graph graph = runtime::end_capture(two.first);
     runtime::synchronize(two.first);
     CHECK((std::isnan(y[0]) && std::isnan(z[0])));

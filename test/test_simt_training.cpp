@@ -84,6 +84,7 @@ TEST_CASE("step: the same bits whenever the device runs its queue, recorded or n
       };
       check(Streams::at_once, 1);
       check(Streams::late, 1);
+      check(Streams::urgent_first, 1);
       for (std::uint64_t seed = 1; seed <= 4; ++seed) check(Streams::random, seed);
     }
   }
