@@ -114,7 +114,8 @@ TEST_CASE("ranks on the simulated GPU: the bits of one rank, with overlap and wi
 }
 
 TEST_CASE("ranks on the simulated GPU: the bits of one rank whatever runs first") {
-  std::vector<Policy> policies = {{Streams::late}, {Streams::random, 1}, {Streams::random, 2}};
+  const std::vector<Policy> policies = {
+      {Streams::late}, {Streams::urgent_first}, {Streams::random, 1}, {Streams::random, 2}};
   for (const Policy& policy : policies) check_same({}, 2, {policy});
   check_same({}, 2, {{Streams::at_once}, {Streams::late}});
   check_same({}, 4, {{Streams::late}, {Streams::random, 3}, {Streams::at_once}, {Streams::random, 4}});

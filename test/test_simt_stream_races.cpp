@@ -419,3 +419,24 @@ TEST_CASE("simt: accesses are forgotten when all streams are behind them") {
   CHECK(noted() == 0);
   CHECK(report_of([&] { note(1, 7, 1, false); }) == "");
 }
+
+TEST_CASE("simt: what lies between the rows of an operand, in either order, is not accessed by it") {
+  const Several several;
+  const Floats memory(*several.first, 3 * count);
+  const auto part = [&](std::int64_t number) { return memory.tensor.slice(0, number * count, count); };
+  for (const std::int64_t row :
+       {0, 2}) {  // the row that is the sum; the other one is `count` behind or before
+    Tensor rows = Tensor::of(part(row).as<float>(), {2, count});
+    rows.stride[0] = row == 0 ? 2 * count : -2 * count;
+    CHECK(several([&] {
+            several.second->run(Fill{part(1), 3});
+            several.first->run(SumParts{part(row), rows});
+          }) == "");
+    CHECK_THAT(several([&] {
+                 several.second->run(Fill{part(2 - row), 3});
+               }),
+               ContainsSubstring("'parts of sum_parts'"));
+    several.first->synchronize();
+    several.second->synchronize();
+  }
+}
