@@ -65,7 +65,7 @@ INPUTS = {
     "pat_rank": Input(2.8, "us a rank", f"{NCCL}: PAT's linear part"),
     "small_call": Input(6.6, "us", f"{NCCL}: base of a ring, LL"),
     "small_nvlink_step": Input(0.6, "us", f"{NCCL}: step over NVLink, LL"),
-    "small_network_step": Input(5, "us", f"{NCCL}: step over a network, LL, one GPU a node"),
+    "small_network_step": Input(2.7, "us", f"{NCCL}: step over a network, LL"),
     "peer": Input(1, "us a rank", "assumed: one more peer of an all-to-all; not measured"),
     "launch": Input(4, "us", "assumed: start and end of a kernel between transfers; not measured"),
     "kernel": Input(4, "us", "assumed: start and end of a kernel of the passes; not measured"),

@@ -82,19 +82,25 @@ def all_to_all(x, size, cluster):
     return (x.call + step + (gpus - 1) * x.peer) / 1e3 + transfer
 
 
-def _ordered(x, size, out, cluster, levels):
-    """Stages of all-to-all and SumParts. `size` on the wire; `out`: bytes of the sums of all ranks in f32."""
-    if levels == 1 or cluster.nodes == 1:
-        level = "network" if cluster.nodes > 1 else "nvlink"
-        sums = kernel(x, size + out / cluster.gpus)
-        return [(level, all_to_all(x, size, cluster) + sums)]
+def adding(x, gradients, out, wire):
+    """The kernels around a transfer of `gradients` bytes in f32: rounding to bf16, and SumParts to `out`."""
+    if wire == "f32":
+        return kernel(x, gradients + out)
+    return kernel(x, gradients * 3 / 2) + kernel(x, gradients / 2 + out)
+
+
+def ordered_stages(x, gradients, size, cluster, options):
+    """Of all-to-all and SumParts; `size` bytes on the wire."""
     local, nodes = cluster.per_node, cluster.nodes
+    if options.levels == 1 or nodes == 1:
+        sums = adding(x, gradients, gradients / cluster.gpus, options.wire)
+        return [("network" if nodes > 1 else "nvlink", all_to_all(x, size, cluster) + sums)]
     inside = all_to_all(x, size, Cluster(local, local)) if local > 1 else 0.0
     between = (x.call + x.network_step + (nodes - 1) * x.peer) / 1e3
     between += moved(size / local * (nodes - 1) / nodes, x.network_gpu)
     return [
-        ("nvlink", inside + kernel(x, size + out / local)),
-        ("network", between + kernel(x, size / local + out / cluster.gpus)),
+        ("nvlink", inside + adding(x, gradients, gradients / local, options.wire)),
+        ("network", between + adding(x, gradients / local, gradients / cluster.gpus, options.wire)),
     ]
 
 
@@ -104,15 +110,12 @@ def reduce_stages(x, bucket, cluster, options):
         return []
     gradients = 4 * bucket.elements
     size = gradients if options.wire == "f32" else gradients / 2
-    if options.reduce == "nccl":
-        level = "network" if cluster.nodes > 1 else "nvlink"
-        stages = [(level, ring(x, size, cluster.gpus, cluster.nodes))]
-    else:
-        stages = _ordered(x, size, gradients, cluster, options.levels)
-    if options.wire == "f32":
-        return stages
-    (level, first), *rest = stages
-    return [(level, kernel(x, gradients + size) + first), *rest]
+    if options.reduce == "ordered":
+        return ordered_stages(x, gradients, size, cluster, options)
+    cast = kernel(x, gradients + size) if options.wire == "bf16" else 0.0
+    copied = kernel(x, (size + gradients) / cluster.gpus)  # NCCL's sum, to its place
+    level = "network" if cluster.nodes > 1 else "nvlink"
+    return [(level, cast + ring(x, size, cluster.gpus, cluster.nodes) + copied)]
 
 
 def gather_stages(x, bucket, cluster, options):
@@ -120,26 +123,19 @@ def gather_stages(x, bucket, cluster, options):
     if cluster.gpus == 1:
         return []
     size, nodes, local = bucket.elements * bucket.value_bytes, cluster.nodes, cluster.per_node
-    if nodes == 1 or options.levels == 1:
+    if nodes == 1 or options.levels == 1 or options.reduce == "nccl":
         return [("network" if nodes > 1 else "nvlink", ring(x, size, cluster.gpus, nodes))]
     return [("network", between_nodes(x, size / local, nodes)), ("nvlink", ring(x, size, local, 1))]
 
 
 def report(x, buckets, cluster):
-    """The all-gather of losses and squares before the update, in small messages."""
-    if cluster.gpus == 1:
+    """The all-gather of losses and squares before the update, among all ranks at once, in small messages."""
+    gpus, nodes = cluster.gpus, cluster.nodes
+    if gpus == 1:
         return 0.0
-    nodes, local = cluster.nodes, cluster.per_node
-    chunks = sum(bucket.elements for bucket in buckets) // CHUNK
-    size = 8 * (chunks + cluster.gpus * (FLAGS + 1))
-    inside = (x.small_call + (local - 1) * x.small_nvlink_step) / 1e3 if local > 1 else 0.0
-    inside += moved(size, x.nvlink_ring / 2)
-    if nodes == 1:
-        return inside
-    between = (x.small_call + (nodes - 1) * x.small_network_step) / 1e3 + moved(
-        size / local, x.network_gpu / 2
-    )
-    return inside + min(between, pat(x, size / local, nodes))
+    size = 8 * (sum(bucket.elements for bucket in buckets) // CHUNK + gpus * (FLAGS + 1))
+    steps = (gpus - nodes) * x.small_nvlink_step + (nodes - 1) * x.small_network_step
+    return (x.small_call + steps) / 1e3 + moved(size, (x.network_gpu if nodes > 1 else x.nvlink_ring) / 2)
 
 
 class Streams:

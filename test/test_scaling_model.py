@@ -136,8 +136,8 @@ def test_bandwidth_alone():
     node, nodes = Cluster(8, 8), Cluster(16, 8)
     reduce, gather = scaling_step.reduce_stages, scaling_step.gather_stages
     ring = Options(reduce="nccl")
-    assert milliseconds(reduce(x, item, node, ring)) == pytest.approx(1e3 * 7 / 8 / 355)
-    assert milliseconds(reduce(x, item, nodes, ring)) == pytest.approx(1e3 * 15 / 16 / 330)
+    assert milliseconds(reduce(x, item, node, ring)) == pytest.approx(1e3 * (7 / 8 / 355 + 2 / 8 / 2950))
+    assert milliseconds(reduce(x, item, nodes, ring)) == pytest.approx(1e3 * (15 / 16 / 330 + 2 / 16 / 2950))
     one = 1e3 * (7 / 8 / 320 + (1 + 1 / 8) / 2950)
     assert milliseconds(reduce(x, item, node, Options())) == pytest.approx(one)
     # Half of the bytes cross the network if all ranks send to all at once; that hides what stays inside.
@@ -159,8 +159,8 @@ def test_latency_alone():
     x = inputs_of({"call": 8, "nvlink_step": 3, "network_step": 14, "peer": 1, "launch": 4, "pat_call": 1e6})
     item = layout_bucket(0)
     for cluster, ring, ordered, gather in (
-        (Cluster(8, 8), 8 + 7 * 3, 8 + 3 + 7 + 4, 8 + 7 * 3),
-        (Cluster(32, 8), 8 + 28 * 3 + 3 * 14, (8 + 3 + 7 + 4) + (8 + 14 + 3 + 4), 8 + 3 * 14 + 8 + 7 * 3),
+        (Cluster(8, 8), 8 + 7 * 3 + 4, 8 + 3 + 7 + 4, 8 + 7 * 3),
+        (Cluster(32, 8), 8 + 28 * 3 + 3 * 14 + 4, (8 + 3 + 7 + 4) + (8 + 14 + 3 + 4), 8 + 3 * 14 + 8 + 7 * 3),
     ):
         stages = scaling_step.reduce_stages(x, item, cluster, Options(reduce="nccl"))
         assert milliseconds(stages) == pytest.approx(ring / 1e3)
@@ -181,13 +181,29 @@ def test_between_many_nodes_the_gather_takes_logarithmic_steps_where_that_is_fas
     assert scaling_step.pat(x, 0, 64) == pytest.approx(only_latency)
 
 
-def test_bf16_on_the_wire_halves_the_transfer_and_costs_a_cast():
-    x, item, node = inputs_of(NO_LATENCY), layout_bucket(GB // 4), Cluster(8, 8)
-    f32, bf16 = (
-        milliseconds(scaling_step.reduce_stages(x, item, node, Options(wire=w))) for w in ("f32", "bf16")
-    )
-    cast, less_to_add = 1e3 * 1.5 / 2950, 1e3 * 0.5 / 2950
-    assert f32 - bf16 == pytest.approx(1e3 * 7 / 8 / 320 / 2 + less_to_add - cast)
+@pytest.mark.parametrize("reduce", ["ordered", "nccl"])
+def test_bf16_on_the_wire_halves_each_transfer_and_costs_a_cast(reduce):
+    """In two levels two of them; NCCL's sum is copied in either case."""
+    x, item = inputs_of(NO_LATENCY), layout_bucket(GB // 4)
+    speed, added = (320, 1) if reduce == "ordered" else (355, 1 / 8)
+    for cluster, casts, network in ((Cluster(8, 8), 1, 0), (Cluster(16, 8), 1 + 1 / 8, 1 / 8 / 2 / 45)):
+        if reduce == "nccl" and network:
+            continue
+        f32, bf16 = (
+            milliseconds(scaling_step.reduce_stages(x, item, cluster, Options(wire=wire, reduce=reduce)))
+            for wire in ("f32", "bf16")
+        )
+        saved = (7 / 8 / speed + network) / 2 + (casts * added * 0.5 - casts * 1.5) / 2950
+        assert f32 - bf16 == pytest.approx(1e3 * saved)
+
+
+def test_the_report_is_one_ring_of_small_messages():
+    x = inputs_of({"small_call": 7, "small_nvlink_step": 0.5, "small_network_step": 3})
+    buckets = [layout_bucket(100 * scaling_layout.CHUNK)]
+    size = 8 * (100 + 32 * 5)
+    by_hand = (7 + 28 * 0.5 + 3 * 3) / 1e3 + size / (45 / 2 * 1e6)
+    assert scaling_step.report(x, buckets, Cluster(32, 8)) == pytest.approx(by_hand)
+    assert scaling_step.report(x, buckets, Cluster(1, 1)) == 0
 
 
 def test_one_gpu_sends_nothing():

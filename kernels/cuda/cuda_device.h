@@ -45,7 +45,7 @@ class CudaDevice : public Device {
   std::unique_ptr<Device> open_stream() override;
   void follow(DeviceEvent& event) override;
   Stream stream() const { return stream_; }
-  bool is_capturing() const { return capturing_; }
+  bool is_capturing() const { return capture_->on; }  // this stream or another one of the device
   bool completes_at_once() const override { return false; }
   bool can_capture() const override { return true; }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override;
