@@ -7,7 +7,7 @@ using namespace goat;
 
 namespace {
 struct RankDevice {
-  std::string gpu = "H200, 132 SMs", uuid = "", nccl = "2.28.9", name = "cuda";
+  std::string gpu = "H200, 132 SMs", uuid{}, nccl = "2.28.9", name = "cuda";
   bool share = false;
 };
 

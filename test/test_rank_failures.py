@@ -123,7 +123,6 @@ def cases():
 
 def place_of(case, before):
     """Where the library strikes."""
-    first, last = before[SPARE_STEP - 1] + 1, before[SPARE_STEP]
     saved = ".step_00000008/"
     if case.moment == "rendezvous":
         return "call=accept" if case.rank == 0 else "call=send"
@@ -133,6 +132,7 @@ def place_of(case, before):
         return "call=rename;path=/step_00000008$"
     if case.moment == "after the rename" and case.rank == 0 and case.fault != "exception":
         return "call=fsync;count=2;path=/checkpoints$"
+    first, last = before[SPARE_STEP - 1] + 1, before[SPARE_STEP]
     return "call=wake;count=" + str(
         {
             "first collective": 1,
