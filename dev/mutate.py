@@ -7,7 +7,7 @@
 dev/mutations.toml lists faults of the CUDA kernels, for tests on the simulated GPU; dev/mutations_host.toml
 those of train/, data/, scripts/, dev/ and kernels/cpu, for tests on the cpu or where `device` says. The
 sources stay as they are. A C++ file is compiled on its own, with the command of an existing build, and linked
-in front of that build's objects; a Python file is changed in a copy of the tree. Then the tests of the named
+in front of that build's objects; a script is changed in a copy of the tree. Then the tests of the named
 files run. Fails if fewer than 95 % of a list are noticed, if one that is not says nothing in `explained`,
 if the text of one no longer stands exactly once in its file, if one does not compile, or if a test fails
 without a fault.
@@ -33,6 +33,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 LISTS = {"kernels": "dev/mutations.toml", "host": "dev/mutations_host.toml"}
 WANTED = 0.95
+SCRIPTS = (".py", ".sh")
 TIME_LIMIT = 600  # seconds for the tests of one file; a fault that makes them hang is noticed
 SIGNS = (  # of a failure, the most telling first
     r"ERROR: AddressSanitizer: [\w-]+",
@@ -279,12 +280,12 @@ class Trial:
         """(test, sign) of the first test file that notices; ("", "") if none does."""
         with tempfile.TemporaryDirectory(prefix="goat_mutation_") as folder:
             folder, made = Path(folder), {}
-            if mutation.file.endswith(".py"):
+            if mutation.file.endswith(SCRIPTS):
                 copy_tree(folder)
                 write_changed(mutation, folder)
             for test in mutation.tests:
                 executable = self.build.executable_of(test)
-                if mutation.file.endswith(".py"):
+                if mutation.file.endswith(SCRIPTS):
                     sign = run_pytest(folder, test, self.binary())
                 else:
                     name = executable or "train_gpt_goat"

@@ -75,6 +75,16 @@ def test_a_fault_is_noticed_by_the_first_test_file_that_fails_and_one_without_ef
     assert small_tree(old="# the sum", new="# the difference") == ("", "")
 
 
+def test_a_fault_of_a_shell_script_is_planted_too(small_tree, tmp_path):
+    (tmp_path / "add.sh").write_text("echo $(($1 + $2))\n")
+    (tmp_path / "test/test_add.py").write_text(
+        "import subprocess\ndef test_add():\n"
+        "    assert subprocess.check_output(['bash', 'add.sh', '2', '1']) == b'3\\n'\n"
+    )
+    assert small_tree(file="add.sh", old="$1 + $2", new="$1 - $2", test="test_add")[0] == "test_add"
+    assert small_tree(file="add.sh", old="echo $", new="echo  $", test="test_add") == ("", "")
+
+
 def test_a_hang_is_noticed(small_tree, monkeypatch):
     monkeypatch.setattr(mutate, "TIME_LIMIT", 3)
     assert small_tree(test="test_hang") == ("test_hang", "does not end")
