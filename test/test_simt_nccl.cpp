@@ -314,6 +314,7 @@ std::string found_too_early(NcclRank& own, Stream other) {
 TEST_CASE("nccl: who reads too early what a call receives finds NaN, until the data have come") {
   RestoredOptions options;
   options->streams = Streams::random;
+  options->stream_races = false;  // which would refuse it
   ForkedRanks ranks(2, with_communicator(2, [](NcclRank& own) {
                       const Stream other = runtime::create_stream();
                       std::set<std::string> found;
@@ -326,6 +327,32 @@ TEST_CASE("nccl: who reads too early what a call receives finds NaN, until the d
                       return all;
                     }));
   for (int r = 0; r < 2; ++r) CHECK(ranks.report(r) == "new old poison ");
+}
+
+TEST_CASE("nccl: another stream may neither write what a call sends nor touch what it receives") {
+  using Touch = std::function<void(float* part, float* all, Stream other)>;
+  const std::vector<std::pair<Touch, std::string>> touches = {
+      {[](float* part, float*, Stream other) { runtime::set_zero(part, 4, other); },
+       "sendbuff of ncclAllGather"},
+      {[](float*, float* all, Stream other) { runtime::set_zero(all, 4, other); },
+       "recvbuff of ncclAllGather"},
+      {[](float* part, float* all, Stream other) { runtime::copy(part + 4, all, 4, other); },
+       "recvbuff of ncclAllGather"},
+      {[](float* part, float*, Stream other) { runtime::copy(part + 4, part, 4, other); }, "nothing"},
+  };
+  for (const auto& [touch, found] : touches) {
+    ForkedRanks ranks(2, with_communicator(2, [&, &touch = touch](NcclRank& own) {
+                        const Stream other = runtime::create_stream();
+                        const DeviceArray<float> part(8), all(8);
+                        require(ncclAllGather(part, all, 3, ncclFloat32, own.comm, own.stream));
+                        const std::string report = report_of([&] { touch(part, all, other); });
+                        runtime::synchronize(own.stream);
+                        runtime::destroy_stream(other);
+                        return report.empty() ? "nothing (test_simt_nccl.cpp:" : report;
+                      }));
+    for (int r = 0; r < 2; ++r)
+      CHECK_THAT(ranks.report(r), ContainsSubstring(found + " (test_simt_nccl.cpp:"));
+  }
 }
 
 TEST_CASE("nccl: a sum of floats depends on the call, within rounding") {
