@@ -199,6 +199,23 @@ TEST_CASE("nccl: orders that NCCL allows are not refused") {
   for (int r = 0; r < 2; ++r) CHECK(ranks.report(r) == "nothing");
 }
 
+TEST_CASE("nccl: messages and collectives of one group stand in any order") {
+  ForkedRanks ranks(
+      2, with_communicator(2, [](NcclRank& own) {
+        const Buffers b;
+        const std::function<ncclResult_t()> gathers = [&] { return gather(own, b, here); };
+        if (own.rank == 0)
+          return told(own, {[&] { return grouped({gathers, [&] { return send(own, b, here, 9); }}); }});
+        return told(
+            own, {[&] {
+              return grouped(
+                  {[&] { return ncclRecv(b.receive + 32, 9, ncclFloat32, 0, own.comm, own.stream, here); },
+                   gathers});
+            }});
+      }));
+  for (int r = 0; r < 2; ++r) CHECK(ranks.report(r) == "nothing");
+}
+
 TEST_CASE("nccl: a split that another rank does not make") {
   ForkedRanks ranks(2, with_communicator(2, [](NcclRank& own) {
                       const Buffers b;
