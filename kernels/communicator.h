@@ -14,7 +14,7 @@
 namespace goat {
 
 // A rank takes no part any more: its process has ended or is stopped, it failed, or it has left. what() names
-// the rank and its process.
+// the rank and its process, where a library tells them; else its number is -1.
 struct RankLost : std::runtime_error {
   RankLost(int lost, const std::string& what) : std::runtime_error(what), rank(lost) {}
   const int rank;

@@ -446,10 +446,23 @@ TEST_CASE("rank group: a rank that waits for a lost one tells of it and is not b
   check_failed(meetings, culprit, 1, {"rank " + std::to_string(culprit) + " (host ", "): it is stopped"});
 }
 
-TEST_CASE("rank group: what a lost rank says itself counts more than that it is lost") {
+TEST_CASE("rank group: a rank that does not know who is lost tells of itself, where no cause is found") {
+  std::vector<RankSetup> setups = ranks_of(3);
+  for (RankSetup& setup : setups) setup.options.verdict_time = 200ms;
   const auto before = std::chrono::steady_clock::now();
-  const auto meetings = run_ranks(ranks_of(3), [](RankGroup& group) {
-    if (group.rank() == 1) group.lost(2, "it is lost");
+  const auto meetings = run_ranks(setups, [](RankGroup& group) {
+    if (group.rank() == 1) group.lost(-1, "another rank has ended");
+    group.gather("step", "");
+  });
+  CHECK(std::chrono::steady_clock::now() - before >= 200ms);
+  check_failed(meetings, 1, 1, {"rank 1 (host ", "): another rank has ended"});
+}
+
+TEST_CASE("rank group: what a lost rank says itself counts more than that it is lost") {
+  const int lost = GENERATE(2, -1);  // -1: not known
+  const auto before = std::chrono::steady_clock::now();
+  const auto meetings = run_ranks(ranks_of(3), [lost](RankGroup& group) {
+    if (group.rank() == 1) group.lost(lost, "it is lost");
     if (group.rank() == 2) {
       std::this_thread::sleep_for(300ms);
       group.fail("its data are damaged", 3);

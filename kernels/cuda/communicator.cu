@@ -31,12 +31,15 @@ std::string place_of(int rank, int size) {
   return " at rank " + std::to_string(rank) + " of " + std::to_string(size);
 }
 
-// Throws std::runtime_error with NCCL's words and the source line of the call.
+// Throws std::runtime_error with NCCL's words and the source line of the call; RankLost where the cause may
+// be another rank.
 void check(ncclResult_t status, ncclComm_t comm, const std::string& call,
            const std::source_location where = std::source_location::current()) {
   if (status == ncclSuccess) return;
-  throw std::runtime_error(text_of(status, comm, call) + " at " + where.file_name() + ":" +
-                           std::to_string(where.line()));
+  const std::string text =
+      text_of(status, comm, call) + " at " + where.file_name() + ":" + std::to_string(where.line());
+  if (status == ncclRemoteError || status == ncclSystemError) throw RankLost(-1, text);
+  throw std::runtime_error(text);
 }
 
 // How many calls are complete, by an event behind each of them.

@@ -102,8 +102,9 @@ void RankGroup::fail(const std::string& reason, int code) {
 }
 
 void RankGroup::lost(int lost, const std::string& what) {
-  if (lost < 0 || lost >= size() || lost == rank_) return fail(what, 1);
-  const Failure failure{lost, name_of(peers_[static_cast<std::size_t>(lost)]) + ": " + what};
+  if (!watchdog_) return fail(what, 1);
+  const int told = lost < 0 || lost >= size() ? rank_ : lost;
+  const Failure failure{told, name_of(peers_[static_cast<std::size_t>(told)]) + ": " + what};
   watchdog_->fail(failure, options_.verdict_time);
 }
 

@@ -103,7 +103,7 @@ class RankGroup {
   void fail(const std::string& reason, int code);
   // This rank cannot go on because rank `lost` does not (RankLost). The watchdog has verdict_time to find the
   // cause by itself, such as that rank's own message; else the run fails with exit code 1 for `what`, which
-  // is told of rank `lost`. Returns only where on_failure does.
+  // is told of rank `lost`, or of this one if `lost` is no rank. Returns only where on_failure does.
   void lost(int lost, const std::string& what);
 
   // The orderly end: waits for all ranks, after which connections may close.
