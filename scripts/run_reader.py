@@ -9,7 +9,7 @@ import math
 import re
 import stat
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ class Checkpoint:
     folder: Path
     step: int
     config: dict  # by section and key: the model's, as it was when the checkpoint was written
+    state: dict = field(default_factory=dict)  # all of state.json, but for its checksum
 
     @property
     def run(self):
@@ -233,7 +234,7 @@ def read_checkpoint(folder):
         config = tomllib.loads(manifest["config"])
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"{path}: config: {error}") from None
-    return Checkpoint(folder, manifest["step"], config)
+    return Checkpoint(folder, manifest["step"], config, manifest)
 
 
 def step_folders(run):

@@ -1,0 +1,372 @@
+"""A model trained by train_gpt_goat, for `transformers`: AutoModelForCausalLM.from_pretrained(FOLDER,
+trust_remote_code=True). Needs torch and transformers (5 or later), and no other file.
+
+Tensors have the names of the trainer's model.safetensors. Attention adds to each logit what depends on the
+positions i (query) and j (key) alone:
+
+    z_ij = scale <q_i, k_j> + K_ij
+    K_ij = sum_r [alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j))] + lambda (j-i) + g(phi(j)) + bump [j == 0]
+
+(softmax ignores -lambda i). Positions count from the first token that attention_mask does not hide.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+WITH_PRIOR = ("goat",)
+ROTATED = ("rope",)
+ATTENTIONS = (*WITH_PRIOR, *ROTATED, "none")
+MOST_BIASES = 1 << 25  # elements of K that are made at a time
+
+
+class GoatConfig(PretrainedConfig):
+    """block: "gpt" or "llama"; attention: one of ATTENTIONS; content_dim: dimensions of a head's q and k;
+    attention_scale: of the content logits; train_length: L of phi; prior: pos_rank, abs_rank, base, abs_base,
+    recency, learned_frequencies, sink_hidden."""
+
+    model_type = "train_gpt_goat"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size=50257,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=2048,
+        block="gpt",
+        attention="none",
+        content_dim=64,
+        attention_scale=0.125,
+        norm_eps=1e-5,
+        rope_base=10000.0,
+        train_length=2048,
+        prior=None,
+        use_cache=True,
+        tie_word_embeddings=True,
+        **kwargs,
+    ):
+        if block not in ("gpt", "llama") or attention not in ATTENTIONS:
+            raise ValueError(f"block={block!r}, attention={attention!r}: modeling_goat.py does not have it")
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.block = block
+        self.attention = attention
+        self.content_dim = content_dim
+        self.attention_scale = attention_scale
+        self.norm_eps = norm_eps
+        self.rope_base = rope_base
+        self.train_length = train_length
+        self.prior = prior
+        self.use_cache = use_cache
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+
+@dataclass
+class Places:
+    """Where queries and keys stand. The first dimension is 1 where all sequences have the same positions.
+
+    query [B or 1, Q], key [B or 1, S]: positions, int64. index [Q]: of the queries among the keys. seen
+    [B, S]: keys that attention_mask shows, or None for all of them.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    index: torch.Tensor
+    seen: torch.Tensor | None
+
+    @classmethod
+    def of(cls, mask, past, count, device):
+        """`past` keys are cached, `count` tokens are new. mask: [B, past + count], 1 for tokens, or None."""
+        total = past + count
+        index = torch.arange(past, total, device=device)
+        if mask is not None and mask.shape[-1] != total:
+            raise ValueError(
+                f"attention_mask has {mask.shape[-1]} columns, expected {total} (with the cached ones)"
+            )
+        if mask is None or bool(mask.all()):
+            key, seen = torch.arange(total, device=device)[None], None
+        else:
+            seen = mask.bool()
+            key = (seen.long().cumsum(-1) - 1).clamp(min=0)
+        return cls(key[:, past:], key, index, seen)
+
+    def allowed(self, rows):
+        """[B or 1, 1, rows, S]: which keys the queries of a slice see. Each sees itself, so that a hidden
+        token has finite values too."""
+        index = self.index[rows, None]
+        keys = torch.arange(self.key.shape[1], device=index.device)
+        causal = (keys <= index)[None, None]
+        return causal if self.seen is None else causal & self.seen[:, None, None] | (keys == index)
+
+
+def waves(positions, frequency):
+    """cos and sin of position times frequency, float32; the angle is formed in float64."""
+    angle = positions[..., None].double() * frequency.double()
+    return angle.cos().float(), angle.sin().float()
+
+
+def fourier(rank, base, device):
+    """base^(-(r-1) / max(R-1, 1)), r = 1 .. R, float64."""
+    return base ** -(torch.arange(rank, dtype=torch.float64, device=device) / max(rank - 1, 1))
+
+
+class Sink(nn.Module):
+    """g(phi(j)) = w2 silu(w1 phi(j) + b1)."""
+
+    def __init__(self, heads, hidden, features):
+        super().__init__()
+        self.w1 = nn.Parameter(torch.zeros(hidden, features))
+        self.b1 = nn.Parameter(torch.zeros(hidden))
+        self.w2 = nn.Parameter(torch.zeros(heads, hidden))
+
+    def forward(self, phi):
+        return F.silu(phi @ self.w1.float().T + self.b1.float()) @ self.w2.float().T
+
+
+class Prior(nn.Module):
+    """The log-prior K of a layer's heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.settings = settings = config.prior
+        self.train_length = config.train_length
+        heads, rank = config.num_attention_heads, settings["pos_rank"]
+        self.alpha = nn.Parameter(torch.zeros(heads, rank))
+        self.beta = nn.Parameter(torch.zeros(heads, rank))
+        self.bump = nn.Parameter(torch.zeros(heads))
+        self.sink = Sink(heads, settings["sink_hidden"], 2 * settings["abs_rank"] + 2)
+        if settings["recency"] != "off":
+            self.slope = nn.Parameter(torch.zeros(heads))
+        if settings["learned_frequencies"]:
+            self.frequency = nn.Parameter(torch.ones(rank))
+
+    def features(self, position):
+        """phi [.., 2M+2], float32."""
+        settings = self.settings
+        frequency = fourier(settings["abs_rank"], settings["abs_base"], position.device)
+        j, length = position.double(), torch.tensor(self.train_length, dtype=torch.float64)
+        scales = torch.stack([j / length, j.log1p() / length.log1p()], -1)
+        return torch.cat([*waves(position, frequency), scales.float()], -1)
+
+    def slopes(self):
+        """lambda [H], or None."""
+        recency = self.settings["recency"]
+        if recency == "off":
+            return None
+        return F.softplus(self.slope.float()) if recency == "softplus" else self.slope.float()
+
+    def keys(self, position):
+        """What a key adds: its waves [.., S, 2R] and its own bias [.., H, S], without the slope."""
+        settings = self.settings
+        frequency = (
+            self.frequency
+            if settings["learned_frequencies"]
+            else fourier(settings["pos_rank"], settings["base"], position.device)
+        )
+        bias = self.sink(self.features(position)) + (position == 0)[..., None] * self.bump.float()
+        return torch.cat(waves(position, frequency), -1), bias.transpose(-1, -2)
+
+    def forward(self, query, query_waves, key, key_waves, key_bias):
+        """K [.., H, Q, S] up to a constant of each query. query [.., Q] and key [.., S] are positions."""
+        cos, sin = query_waves.chunk(2, -1)
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+        alpha, beta = self.alpha.float()[:, None], self.beta.float()[:, None]
+        lanes = torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], -1)
+        bias = lanes @ key_waves.unsqueeze(-3).transpose(-1, -2) + key_bias.unsqueeze(-2)
+        slope = self.slopes()
+        if slope is None:
+            return bias
+        lag = (key[..., None, :] - query[..., :, None]).float().unsqueeze(-3)
+        return bias + slope[:, None, None] * lag
+
+
+class Rotation:
+    """Rotary embedding: the pair (x_r, x_{r + d/2}) at position p turns by p * base^(-2r/d)."""
+
+    def __init__(self, config):
+        self.dim, self.base = config.content_dim, config.rope_base
+
+    def __call__(self, x, position):
+        """x [B, H, Q, d], position [B or 1, Q]."""
+        half = self.dim // 2
+        steps = torch.arange(half, dtype=torch.float64, device=x.device)
+        cos, sin = (wave.unsqueeze(1) for wave in waves(position, self.base ** -(steps / half)))
+        first, second = x.float().chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.attention_scale
+        width, content, bias = config.hidden_size, self.heads * config.content_dim, config.block == "gpt"
+        self.q = nn.Linear(width, content, bias=bias)
+        self.k = nn.Linear(width, content, bias=bias)
+        self.v = nn.Linear(width, width, bias=bias)
+        self.o = nn.Linear(width, width, bias=bias)
+        self.rotation = Rotation(config) if config.attention in ROTATED else None
+        self.prior = Prior(config) if config.attention in WITH_PRIOR else None
+
+    def forward(self, x, places, cache):
+        batch, count, _ = x.shape
+        q, k, v = (
+            linear(x).view(batch, count, self.heads, -1).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
+        if self.rotation is not None:
+            q, k = self.rotation(q, places.query), self.rotation(k, places.query)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        attend = self.attend if self.prior is None else self.attend_with_prior
+        return self.o(attend(q, k, v, places).transpose(1, 2).reshape(batch, count, -1))
+
+    def attend(self, q, k, v, places):
+        causal = places.seen is None and q.shape[2] == k.shape[2]
+        alone = places.seen is None and q.shape[2] == 1
+        mask = None if causal or alone else places.allowed(slice(None))
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=self.scale)
+
+    def attend_with_prior(self, q, k, v, places):
+        """In blocks of queries: K takes memory linear in the number of keys."""
+        key_waves, key_bias = self.prior.keys(places.key)
+        query_waves = key_waves[:, -q.shape[2] :]
+        rows = max(1, MOST_BIASES // (len(places.key) * self.heads * k.shape[2]))
+        out = []
+        for begin in range(0, q.shape[2], rows):
+            block = slice(begin, begin + rows)
+            bias = self.prior(places.query[:, block], query_waves[:, block], places.key, key_waves, key_bias)
+            bias = bias.masked_fill(~places.allowed(block), -torch.inf)
+            bias = (bias - bias.amax(-1, keepdim=True)).to(q.dtype)  # small where it counts, for bf16
+            bias = bias.expand(len(q), -1, -1, -1)
+            out.append(F.scaled_dot_product_attention(q[:, :, block], k, v, bias, scale=self.scale))
+        return torch.cat(out, 2)
+
+
+class Norm(nn.Module):
+    """LayerNorm in gpt blocks, RMSNorm in llama blocks, computed in float32."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(config.hidden_size))
+        if config.block == "gpt":
+            self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+        else:
+            self.bias = None
+
+    def forward(self, x):
+        y, weight = x.float(), self.weight.float()
+        if self.bias is None:
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * weight
+        else:
+            y = F.layer_norm(y, y.shape[-1:], weight, self.bias.float(), self.eps)
+        return y.to(x.dtype)
+
+
+class Mlp(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width, hidden, bias = config.hidden_size, config.intermediate_size, config.block == "gpt"
+        self.gate = None if bias else nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x):
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.norm1, self.attn = Norm(config), Attention(config, layer)
+        self.norm2, self.mlp = Norm(config), Mlp(config)
+
+    def forward(self, x, places, cache):
+        x = x + self.attn(self.norm1(x), places, cache)
+        return x + self.mlp(self.norm2(x))
+
+
+class GoatForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = GoatConfig
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+    _keep_in_fp32_modules_strict = ["norm1", "norm2", "final_norm", "prior"]
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
+        self.final_norm = Norm(config)
+        tied = config.tie_word_embeddings
+        self.head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module):
+        """Of what a checkpoint lacks. The prior, which starts at zero, and norms are as they were made."""
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def set_input_embeddings(self, value):
+        self.embedding = value
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def set_output_embeddings(self, value):
+        self.head = value
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        return_dict=None,
+        **kwargs,
+    ):
+        """attention_mask: [B, cached + new tokens], 0 for padding, on either side. labels: -100 where no loss
+        counts; the logits of token t are held against label t + 1."""
+        if kwargs.get("position_ids") is not None:
+            raise ValueError("position_ids are not read: positions follow from attention_mask")
+        x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        places = Places.of(attention_mask, past, x.shape[1], x.device)
+        for block in self.blocks:
+            x = block(x, places, past_key_values)
+        x = self.final_norm(
+            x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep]
+        )
+        logits = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        loss = None
+        if labels is not None:
+            shifted = labels[:, 1:].reshape(-1).to(logits.device)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), shifted)
+        cache = past_key_values if use_cache else None
+        if return_dict is False:
+            return tuple(part for part in (loss, logits, cache) if part is not None)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
