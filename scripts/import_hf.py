@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Turns a folder of `transformers` into a run of train_gpt_goat.
+
+  import_hf.py FOLDER RUN --train 'data/mine/train_*.bin' --val 'data/mine/val_*.bin'
+
+FOLDER holds config.json and safetensors (fp32, fp16 or bf16; one file, or shards with their index) of a Llama
+model. RUN gets config.toml and a checkpoint of step 0, without any optimizer state: eval, analyze and sample
+take it, and --resume trains on from it. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing
+package), 2 wrong use, 3 bad data.
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+import console
+
+LONGEST = 2048  # the training length where a model allows more and --seq-len says nothing
+DEFAULT_TRAIN = "data/train_*.bin"
+TRAINING = {"steps": 1000, "warmup": 50, "lr": 3e-5, "min_lr": 3e-6}
+
+
+def refuse(path, what):
+    raise console.DataError(f"{path}: {what}")
+
+
+def counted(path, json, name, default=None):
+    """A positive count of config.json."""
+    value = json.get(name, default)
+    if type(value) is not int or not 0 < value < 1 << 40:
+        refuse(path, f"{name} is {value!r}, expected a positive number")
+    return value
+
+
+def require(path, json, expected, reason):
+    """Refuses keys of config.json that have another value than the one that the program computes with."""
+    for name, value in expected.items():
+        found = json.get(name, value)
+        if found != value and not (found is None and value is False):
+            refuse(path, f"{name} is {found!r}, and {reason} {value!r}")
+
+
+def check_common(path, json):
+    if json.get("quantization_config"):
+        refuse(path, "the weights are quantized (quantization_config); take the folder in bf16, fp16 or fp32")
+
+
+def rope_base(path, json):
+    """rope_theta, which may stand in rope_parameters. Raises DataError for any scaling of it."""
+    parameters = json.get("rope_parameters") or {}
+    scaling = json.get("rope_scaling") or {}
+    for found in (parameters, scaling):
+        kind = found.get("rope_type", found.get("type", "default")) if isinstance(found, dict) else found
+        if kind != "default":
+            refuse(path, f"scales rope ({kind!r}); the program has rope without scaling only")
+    if json.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1)) != 1:
+        refuse(
+            path, "rotates only a part of each head (partial_rotary_factor); the program rotates all of it"
+        )
+    base = json.get("rope_theta", parameters.get("rope_theta", 10000.0))
+    if type(base) not in (int, float) or not 1 <= base <= 1e12:
+        refuse(path, f"rope_theta is {base!r}, expected a number from 1 to 1e12")
+    return float(base)
+
+
+def llama_model(path, json):
+    """[model] of the run, and the most positions."""
+    from hf_models import NORM_EPS
+
+    heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
+    groups = json.get("num_key_value_heads") or heads
+    if groups != heads:
+        refuse(
+            path,
+            f"{heads} heads share the keys and values of {groups} (grouped-query attention, "
+            "num_key_value_heads); the program has one key and value head for each query head only",
+        )
+    require(
+        path, json, {"head_dim": width // heads} if json.get("head_dim") else {}, "the program's heads have"
+    )
+    require(path, json, {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}, "the program has")
+    require(path, json, {"rms_norm_eps": NORM_EPS}, "the program's norms add")
+    model = {
+        "block": "llama",
+        "attention": "rope",
+        "layers": counted(path, json, "num_hidden_layers"),
+        "heads": heads,
+        "width": width,
+        "ff_width": counted(path, json, "intermediate_size"),
+        "vocab": counted(path, json, "vocab_size"),
+        "tied": json.get("tie_word_embeddings", False) is True,
+        "rope_base": rope_base(path, json),
+        "attn_scale": "rsqrt",
+    }
+    return model, counted(path, json, "max_position_embeddings", 2048)
+
+
+def gpt2_model(path, json):
+    from hf_models import ATTENTIONS, NORM_EPS
+
+    if "learned" not in ATTENTIONS:
+        refuse(
+            path, "GPT-2 has a learned table of positions, which this version of the program does not have"
+        )
+    width = counted(path, json, "n_embd", 768)
+    require(path, json, {"activation_function": "gelu_new"}, "the program has")
+    require(
+        path, json, {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}, "the program has"
+    )
+    require(path, json, {"layer_norm_epsilon": NORM_EPS}, "the program's norms add")
+    model = {
+        "block": "gpt",
+        "attention": "learned",
+        "layers": counted(path, json, "n_layer", 12),
+        "heads": counted(path, json, "n_head", 12),
+        "width": width,
+        "ff_width": json.get("n_inner") or 4 * width,
+        "vocab": counted(path, json, "vocab_size", 50257),
+        "tied": json.get("tie_word_embeddings", True) is True,
+        "attn_scale": "rsqrt",
+    }
+    return model, counted(path, json, "n_positions", 1024)
+
+
+def read_config(folder, arguments):
+    """(family, config of the run) of the folder's config.json."""
+    from hf_files import read_json
+    from hf_models import Gpt2, Llama
+
+    path = folder / "config.json"
+    if not path.is_file():
+        raise console.UsageError(f"{folder}: has no config.json; expected a folder that transformers wrote")
+    json = read_json(path)
+    families = {"llama": (Llama, llama_model), "gpt2": (Gpt2, gpt2_model)}
+    if json.get("model_type") not in families:
+        refuse(path, f"model_type is {json.get('model_type')!r}; expected one of {', '.join(families)}")
+    family, read = families[json["model_type"]]
+    check_common(path, json)
+    model, positions = read(path, json)
+    if model["width"] % model["heads"]:
+        refuse(path, f"a width of {model['width']} is not divisible by {model['heads']} heads")
+    if arguments.seq_len and family is Gpt2 and arguments.seq_len != positions:
+        raise console.UsageError(f"--seq-len {arguments.seq_len}: its table of positions has {positions}")
+    length = arguments.seq_len or (positions if family is Gpt2 else min(positions, LONGEST))
+    return family, {"model": model, "data": data_of(json, model, length, arguments), "train": TRAINING}
+
+
+def data_of(json, model, length, arguments):
+    data = {"source": "shards", "train": arguments.train, "val": arguments.val, "seq_len": length}
+    bos = json.get("bos_token_id")
+    if type(bos) is int and 0 <= bos < model["vocab"]:
+        return data | {"block": "bos", "bos": bos}
+    return data | {"block": "window"}
+
+
+def canonical_names(stored, family):
+    """Their tensors by the names of the table: older files lack the prefix, or hold buffers."""
+    from hf_models import Gpt2
+
+    buffers = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+    kept = {name: tensor for name, tensor in stored.items() if not name.endswith(buffers)}
+    if family is not Gpt2:
+        return kept
+    bare = ("wte.", "wpe.", "h.", "ln_f.")
+    return {f"transformer.{name}" if name.startswith(bare) else name: tensor for name, tensor in kept.items()}
+
+
+def drop_tied_head(folder, stored, config):
+    """A tied model's file may hold the head again; refuses one that is another matrix."""
+    import numpy as np
+
+    head = stored.pop("lm_head.weight", None) if config["model"]["tied"] else None
+    table = next((name for name in stored if name.endswith((".embed_tokens.weight", ".wte.weight"))), None)
+    if head is None or table is None:
+        return
+    if not np.array_equal(head.read("lm_head.weight"), stored[table].read(table)):
+        refuse(
+            folder, "tie_word_embeddings is true, but lm_head.weight is not the embedding; set it to false"
+        )
+
+
+def rows_of(stored, mapped, number):
+    """Our tensor `number` of those that one of theirs holds."""
+    import numpy as np
+
+    whole = stored[mapped.theirs].read(mapped.theirs)
+    whole = whole.T if mapped.transposed else whole
+    first = sum(shape[0] for shape in mapped.shapes[:number])
+    return np.ascontiguousarray(whole[first : first + mapped.shapes[number][0]])
+
+
+def tensors_of(folder, family, config):
+    """(name, shape, values()) of all tensors of the run. Raises DataError unless theirs are exactly those."""
+    from hf_files import read_tensors
+
+    stored = canonical_names(read_tensors(folder), family)
+    drop_tied_head(folder, stored, config)
+    table = family.mapped(config)
+    for mapped in table:
+        if mapped.theirs not in stored:
+            refuse(folder, f"tensor '{mapped.theirs}' is missing")
+        if stored[mapped.theirs].shape != mapped.shape:
+            found = list(stored[mapped.theirs].shape)
+            refuse(folder, f"tensor '{mapped.theirs}' has shape {found}, expected {list(mapped.shape)}")
+    unknown = sorted(set(stored) - {mapped.theirs for mapped in table})
+    if unknown:
+        refuse(folder, f"holds tensors that the program has no place for: {console.some(unknown, 5)}")
+    return [
+        (name, mapped.shapes[number], partial(rows_of, stored, mapped, number))
+        for mapped in table
+        for number, name in enumerate(mapped.ours)
+    ]
+
+
+def import_folder(arguments):
+    from hf_files import check_new_folder, new_folder
+    from hf_models import Gpt2
+    from hf_tokenizers import import_tokenizer
+    from run_writer import write_run
+
+    if not arguments.folder.is_dir():
+        raise console.UsageError(f"{arguments.folder}: no such folder")
+    check_new_folder(arguments.run)
+    family, config = read_config(arguments.folder, arguments)
+    tensors = tensors_of(arguments.folder, family, config)
+    tokenizer, files = import_tokenizer(arguments.folder, family is Gpt2)
+    with new_folder(arguments.run) as folder:
+        write_run(folder, config, tensors, tokenizer, files)
+    model = config["model"]
+    console.say(
+        f"{arguments.run}: {model['block']} block, {model['attention']}, {model['layers']} layers, "
+        f"width {model['width']}, trained at length {config['data']['seq_len']}"
+    )
+    console.say(f"Tokenizer: {tokenizer or 'none found; name one by --tokenizer-dir'}")
+    if arguments.train == DEFAULT_TRAIN:
+        console.say(f"To train on, name the data: --resume --set data.train='...' (here {DEFAULT_TRAIN})")
+
+
+def parse_arguments(words):
+    parser = console.Parser(
+        prog="import_hf.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--train", default=DEFAULT_TRAIN, metavar="GLOB", help="data.train of the run")
+    parser.add_argument("--val", default="", metavar="GLOB", help="data.val of the run")
+    parser.add_argument(
+        "--seq-len", type=int, metavar="T", help=f"data.seq_len (the model's, at most {LONGEST})"
+    )
+    arguments = parser.parse_args(words)
+    if arguments.seq_len is not None and arguments.seq_len < 1:
+        raise console.UsageError(f"--seq-len {arguments.seq_len}: expected a positive number")
+    return arguments
+
+
+def main(words):
+    return console.run_script("import_hf.py", lambda: import_folder(parse_arguments(words)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
