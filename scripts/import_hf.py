@@ -19,6 +19,11 @@ import console
 LONGEST = 2048  # the training length where a model allows more and --seq-len says nothing
 DEFAULT_TRAIN = "data/train_*.bin"
 TRAINING = {"steps": 1000, "warmup": 50, "lr": 3e-5, "min_lr": 3e-6}
+# The keys that these models do not read, at the program's defaults: a run's config has every key.
+PRIOR = {
+    "pos_rank": 2, "abs_rank": 8, "lane_dim": 0, "base": 10000.0, "abs_base": 10000.0, "recency": "free",
+    "learned_frequencies": False, "sink_hidden": 0,
+}  # fmt: skip
 
 
 def refuse(path, what):
@@ -118,6 +123,7 @@ def gpt2_model(path, json):
         "ff_width": json.get("n_inner") or 4 * width,
         "vocab": counted(path, json, "vocab_size", 50257),
         "tied": json.get("tie_word_embeddings", True) is True,
+        "rope_base": 10000.0,
         "attn_scale": "rsqrt",
     }
     return model, counted(path, json, "n_positions", 1024)
@@ -143,15 +149,22 @@ def read_config(folder, arguments):
     if arguments.seq_len and family is Gpt2 and arguments.seq_len != positions:
         raise console.UsageError(f"--seq-len {arguments.seq_len}: its table of positions has {positions}")
     length = arguments.seq_len or (positions if family is Gpt2 else min(positions, LONGEST))
-    return family, {"model": model, "data": data_of(json, model, length, arguments), "train": TRAINING}
+    data = data_of(json, model, length, arguments)
+    return family, {"model": model, "prior": PRIOR, "data": data, "train": TRAINING}
 
 
 def data_of(json, model, length, arguments):
-    data = {"source": "shards", "train": arguments.train, "val": arguments.val, "seq_len": length}
+    data = {
+        "source": "shards",
+        "train": arguments.train,
+        "mixture": "",
+        "val": arguments.val,
+        "seq_len": length,
+    }
     bos = json.get("bos_token_id")
     if type(bos) is int and 0 <= bos < model["vocab"]:
         return data | {"block": "bos", "bos": bos}
-    return data | {"block": "window"}
+    return data | {"block": "window", "bos": 0}
 
 
 def canonical_names(stored, family):

@@ -1,5 +1,5 @@
 """A model trained by train_gpt_goat, for `transformers`: AutoModelForCausalLM.from_pretrained(FOLDER,
-trust_remote_code=True). Needs torch and transformers (5 or later), and no other file.
+trust_remote_code=True). Needs torch and transformers, and no other file.
 
 Tensors have the names of the trainer's model.safetensors. Attention adds to each logit what depends on the
 positions i (query) and j (key) alone:
@@ -22,6 +22,8 @@ WITH_PRIOR = ("goat",)
 ROTATED = ("rope",)
 ATTENTIONS = (*WITH_PRIOR, *ROTATED, "none")
 MOST_BIASES = 1 << 25  # elements of K that are made at a time
+# How the cache is called in the outputs of this version of transformers.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class GoatConfig(PretrainedConfig):
@@ -30,7 +32,7 @@ class GoatConfig(PretrainedConfig):
     recency, learned_frequencies, sink_hidden."""
 
     model_type = "train_gpt_goat"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = [CACHE]
 
     def __init__(
         self,
@@ -338,6 +340,7 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids=None,
         attention_mask=None,
         past_key_values=None,
+        cache=None,
         inputs_embeds=None,
         labels=None,
         use_cache=None,
@@ -345,19 +348,20 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict=None,
         **kwargs,
     ):
-        """attention_mask: [B, cached + new tokens], 0 for padding, on either side. labels: -100 where no loss
-        counts; the logits of token t are held against label t + 1."""
+        """attention_mask: [B, cached + new tokens], 0 for padding, on either side. cache or past_key_values,
+        its older name: of the tokens before. labels: -100 where no loss counts; the logits of token t are
+        held against label t + 1."""
         if kwargs.get("position_ids") is not None:
             raise ValueError("position_ids are not read: positions follow from attention_mask")
         x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if cache is None:
+            cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
+        past = 0 if cache is None else cache.get_seq_length()
         places = Places.of(attention_mask, past, x.shape[1], x.device)
         for block in self.blocks:
-            x = block(x, places, past_key_values)
+            x = block(x, places, cache)
         x = self.final_norm(
             x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep]
         )
@@ -366,7 +370,7 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             shifted = labels[:, 1:].reshape(-1).to(logits.device)
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), shifted)
-        cache = past_key_values if use_cache else None
+        kept = {CACHE: cache} if use_cache else {}
         if return_dict is False:
-            return tuple(part for part in (loss, logits, cache) if part is not None)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+            return tuple(part for part in (loss, logits, *kept.values()) if part is not None)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **kept)

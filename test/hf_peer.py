@@ -1,0 +1,123 @@
+"""What `transformers` makes of folders, for test_hf_peer.py, which starts it with the Python of .venv-hf.
+
+Reads a JSON object a line from stdin, {"do": NAME, ...}, and answers with one a line on stdout.
+"""
+
+import functools
+import json
+import os
+import sys
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print goes to stderr
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+
+
+@functools.lru_cache(maxsize=1)
+def model_of(folder, dtype):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, dtype=getattr(torch, dtype)
+    ).eval()
+
+
+def versions():
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def describe(folder):
+    model = model_of(folder, "float32")
+    parameters = {name: str(value.dtype) for name, value in model.named_parameters()}
+    return {"class": type(model).__name__, "parameters": parameters, "count": model.num_parameters()}
+
+
+def losses(folder, tokens, targets, dtype="float32"):
+    """-log softmax(logits)[target], [B, T]."""
+    logits = model_of(folder, dtype)(torch.tensor(tokens)).logits.double()
+    return torch.nn.functional.cross_entropy(logits.mT, torch.tensor(targets), reduction="none").tolist()
+
+
+def logits(folder, tokens, dtype="float32"):
+    """Of the token after the last one, [V]."""
+    return model_of(folder, dtype)(torch.tensor([tokens]), logits_to_keep=1).logits[0, -1].double().tolist()
+
+
+def generate(folder, prompts, count, dtype="float32", cache=True):
+    """The `count` most likely tokens after each prompt; shorter prompts are padded on the left."""
+    longest = max(map(len, prompts))
+    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    made = model_of(folder, dtype).generate(
+        torch.tensor(padded),
+        attention_mask=torch.tensor(mask),
+        max_new_tokens=count,
+        do_sample=False,
+        use_cache=cache,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return made[:, longest:].tolist()
+
+
+def code_of(model):
+    """The module of an exported folder's modeling_goat.py."""
+    return sys.modules[type(model).__module__]
+
+
+def chunked(folder, tokens, cuts):
+    """Logits [T, V] of a sequence that is given in pieces, with the cache."""
+    model, parts, given = model_of(folder, "float32"), [], {}
+    name = code_of(model).CACHE
+    for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        out = model(torch.tensor([tokens[begin:end]]), use_cache=True, **given)
+        given = {name: out[name]}
+        parts.append(out.logits[0])
+    return torch.cat(parts).double().tolist()
+
+
+def blocks_of_queries(folder, tokens, most):
+    """Logits [T, V] where the prior's biases are made `most` elements at a time."""
+    model = model_of(folder, "float32")
+    module = code_of(model)
+    usual, module.MOST_BIASES = module.MOST_BIASES, most
+    try:
+        return model(torch.tensor([tokens])).logits[0].double().tolist()
+    finally:
+        module.MOST_BIASES = usual
+
+
+def loss_of_labels(folder, tokens):
+    return model_of(folder, "float32")(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss.item()
+
+
+def tokens_of(folder, text):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text).input_ids
+    return {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
+def make(folder, kind, keys, seed, dtype="float32", shard="5GB"):
+    """Saves a model with random weights."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(initializer_range=0.3, **keys)
+    model = getattr(transformers, {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel"}[kind])(config)
+    for name, value in model.named_parameters():
+        if "norm" in name or "ln_" in name or name.endswith(".bias"):
+            value.add_(0.3 * torch.randn_like(value))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+
+
+def save_again(folder, out):
+    model_of(folder, "float32").save_pretrained(out)
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = globals()[request.pop("do")](**request)
+    print(json.dumps(answer), file=answers, flush=True)

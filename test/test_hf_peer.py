@@ -1,0 +1,359 @@
+"""Exported and imported folders against `transformers` itself: losses of tokens, greedy text, tokenizers and
+lm_eval. Needs .venv-hf, which scripts/setup.sh hf makes; without it all of this is skipped."""
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import export_hf
+import import_hf
+from conftest import REPOSITORY
+from prepared import write_shard
+from test_train import flags
+
+PEER = Path(os.environ.get("GOAT_HF_PYTHON", REPOSITORY / ".venv-hf" / "bin" / "python"))
+pytestmark = pytest.mark.skipif(not PEER.exists(), reason=f"no {PEER}: scripts/setup.sh hf makes it")
+
+CLOSE = 1e-4  # nats a token
+TEXT = "".join(
+    f"{n} goats ate {n * n} hats; {n % 7} of them ate the coat of number {n * 37 % 101}.\n"
+    for n in range(400)
+)
+TRAINED, LONG = 32, 128  # lengths
+SETTINGS = {
+    "model.layers": 2, "model.heads": 2, "model.width": 32, "data.seq_len": TRAINED, "data.val": "",
+    "train.batch": 8, "train.steps": 60, "train.warmup": 5, "train.lr": 1e-2, "train.min_lr": 1e-3,
+    "eval.tokens": 0, "log.interval": 1000, "prior.pos_rank": 3, "prior.abs_rank": 4,
+    "prior.init": "random", "prior.sink_init_scale": 0.5,
+}  # fmt: skip
+VARIANTS = {
+    "goat, free slope": {"prior.recency": "free"},
+    "goat, softplus slope": {"prior.recency": "softplus", "prior.init": "alibi"},
+    "goat, no slope, untied": {"prior.recency": "off", "model.tied": "false"},
+    "goat, learned frequencies": {"prior.learned_frequencies": "true"},
+    "goat, spare lanes, unscaled": {"prior.lane_dim": 10, "model.attn_scale": "none"},
+    "goat, BOS": {"data.block": "bos", "data.bos": 10},
+    "rope": {"model.attention": "rope", "model.rope_base": 100},
+    "none": {"model.attention": "none"},
+    "llama, goat": {"model.block": "llama", "model.ff_width": 40},
+    "llama, none": {"model.block": "llama", "model.attention": "none"},
+    "llama, rope, unscaled": {"model.block": "llama", "model.attention": "rope", "model.attn_scale": "none"},
+    "Llama": {"model.block": "llama", "model.attention": "rope", "model.rope_base": 500},
+    "Llama, untied": {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
+}
+
+
+class Peer:
+    """hf_peer.py: ask(what, ...) returns its answer."""
+
+    def __init__(self, folder):
+        self.log = open(folder / "peer.log", "w+")  # noqa: SIM115  open as long as the process
+        self.process = subprocess.Popen(
+            [PEER, REPOSITORY / "test" / "hf_peer.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=os.environ | {"HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        )
+        self.answers = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
+
+    def ask(self, what, **arguments):
+        request = {"do": what} | {k: str(v) if isinstance(v, Path) else v for k, v in arguments.items()}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.answers.get(timeout=300)
+        if not answer:
+            self.log.seek(0)
+            pytest.fail(self.log.read()[-4000:])
+        return json.loads(answer)
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    peer = Peer(tmp_path_factory.mktemp("peer"))
+    yield peer.ask
+    peer.process.stdin.close()
+    peer.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "train_000000.bin"
+    write_shard(path, list(TEXT.encode()))
+    return path
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def exported(request, binary, shard, tmp_path_factory):
+    """(run, folder, settings) of each model."""
+    folder = tmp_path_factory.mktemp("exported")
+    settings = SETTINGS | {"data.train": shard} | VARIANTS[request.param]
+    words = [binary, "--config", "shakespeare", "--device", "cpu", "--out", folder / "run", *flags(settings)]
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
+    assert export_hf.main([str(folder / "run"), str(folder / "out")]) == 0
+    return folder / "run", folder / "out", settings
+
+
+def blocks(length, count, settings):
+    """The inputs and targets of the first `count` sequences that eval cuts out of the text, as lists."""
+    data = np.frombuffer(TEXT.encode(), np.uint8).astype(int)
+    if settings.get("data.block") == "bos":
+        targets = data[: count * length].reshape(count, length)
+        first = np.full((count, 1), settings["data.bos"])
+        return np.hstack([first, targets[:, :-1]]).tolist(), targets.tolist()
+    cut = data[: count * length + 1]
+    return cut[:-1].reshape(count, length).tolist(), cut[1:].reshape(count, length).tolist()
+
+
+def our_losses(run_binary, run, shard, folder, lengths, tokens):
+    """By length, the loss of each token, [sequences, length]."""
+    listed = ",".join(map(str, lengths))
+    run_binary("eval", "--checkpoint", run, "--device", "cpu", "--data", shard, "--lengths", listed,
+               "--tokens", tokens, "--per-token", folder / "nll.npy")  # fmt: skip
+    one = len(lengths) == 1
+    return {n: np.load(folder / ("nll.npy" if one else f"nll_{n}.npy")) for n in lengths}
+
+
+def greedy(run_binary, run, folder, prompt, count):
+    """The tokens that `sample` takes."""
+    text = " ".join(map(str, prompt))
+    run_binary("sample", "--checkpoint", run, "--device", "cpu", "--tokenizer", "ids", "--prompt", text,
+               "--tokens", count, "--temperature", 0, "--json", folder / "text.json")  # fmt: skip
+    return json.loads((folder / "text.json").read_text())[0]["tokens"]
+
+
+def check_greedy(ask, folder, prompt, ours, theirs):
+    """Equal, or parted where both tokens are equally likely to 1e-4 nats."""
+    assert len(ours) == len(theirs)
+    parted = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    if parted is None:
+        return
+    logits = ask("logits", folder=folder, tokens=prompt + ours[:parted])
+    assert abs(logits[ours[parted]] - logits[theirs[parted]]) < CLOSE, f"token {parted}"
+    assert parted >= 20, "greedy texts part so early that nothing was compared"
+
+
+def prompt_of(settings):
+    return ([settings["data.bos"]] if settings.get("data.block") == "bos" else []) + list(b"12 goats")
+
+
+# From here to there
+
+
+def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path):
+    run, folder, settings = exported
+    ours = our_losses(run_binary, run, shard, tmp_path, (TRAINED, LONG), 4 * LONG)
+    for length in (TRAINED, LONG):
+        inputs, targets = blocks(length, len(ours[length]), settings)
+        theirs = np.array(ask("losses", folder=folder, tokens=inputs, targets=targets))
+        assert np.max(np.abs(theirs - ours[length])) < CLOSE
+        assert ours[length].std() > 0.5, "the model has learned too little for this test"
+    text = prompt_of(settings)
+    prompt = text[1:] if settings.get("data.block") == "bos" else text  # sample adds the BOS token
+    made = greedy(run_binary, run, tmp_path, prompt, 200)
+    (theirs,) = ask("generate", folder=folder, prompts=[text], count=200)
+    check_greedy(ask, folder, text, made, theirs)
+
+
+def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask, request):
+    _, folder, settings = exported
+    described = ask("describe", folder=folder)
+    is_llama = request.node.callspec.params["exported"].startswith("Llama")
+    assert described["class"] == ("LlamaForCausalLM" if is_llama else "GoatForCausalLM")
+    if is_llama:
+        return
+    tokens = list(TEXT.encode()[:70])
+    whole = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[]))
+    pieces = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[1, 2, 31, 60]))
+    assert np.max(np.abs(pieces - whole)) < CLOSE
+    if settings.get("model.attention", "goat") == "goat":
+        few = np.array(ask("blocks_of_queries", folder=folder, tokens=tokens, most=2 * 70 * 9))
+        assert np.max(np.abs(few - whole)) < CLOSE
+    inputs, targets = np.array(tokens[:-1]), np.array(tokens[1:])
+    mean = np.mean(np.logaddexp.reduce(whole[:-1], axis=1) - whole[np.arange(len(inputs)), targets])
+    assert ask("loss_of_labels", folder=folder, tokens=tokens) == pytest.approx(mean, abs=1e-5)
+
+    prompts = [list(b"12 goats ate"), list(b"3"), list(b"90 goats ate 8100 hats; 6 of")]
+    together = ask("generate", folder=folder, prompts=prompts, count=24)
+    for prompt, made in zip(prompts, together, strict=True):
+        (alone,) = ask("generate", folder=folder, prompts=[prompt], count=24, cache=False)
+        check_greedy(ask, folder, prompt, alone, made)
+
+
+def test_bf16_is_near(exported, ask, shard, tmp_path):
+    run, folder, settings = exported
+    assert export_hf.main([str(run), str(tmp_path / "bf16"), "--dtype", "bf16"]) == 0
+    inputs, targets = blocks(TRAINED, 8, settings)
+    exact, near = (
+        np.array(ask("losses", folder=place, tokens=inputs, targets=targets, dtype=dtype))
+        for place, dtype in ((folder, "float32"), (tmp_path / "bf16", "bfloat16"))
+    )
+    assert 0 < abs(near.mean() - exact.mean()) < 0.05
+    kept = ask("describe", folder=tmp_path / "bf16")["parameters"]
+    assert set(kept.values()) == {"torch.float32"}  # loaded as such; the file itself is looked at elsewhere
+
+
+# From there to here
+
+LLAMA = {
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+    "bos_token_id": None, "eos_token_id": None, "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tied", "dtype", "shard_size"), [(True, "float32", "5GB"), (False, "bfloat16", "20KB")]
+)
+def test_a_llama_is_the_same_here(ask, shard, run_binary, tmp_path, tied, dtype, shard_size):
+    there, run = tmp_path / "there", tmp_path / "run"
+    keys = LLAMA | {"tie_word_embeddings": tied}
+    ask("make", folder=there, kind="Llama", keys=keys, seed=tied + 1, dtype=dtype, shard=shard_size)
+    assert (there / "model.safetensors.index.json").exists() is (shard_size == "20KB")
+    assert import_hf.main([str(there), str(run)]) == 0
+    ours = our_losses(run_binary, run, shard, tmp_path, (64,), 512)[64]
+    inputs, targets = blocks(64, 8, {})
+    theirs = np.array(ask("losses", folder=there, tokens=inputs, targets=targets))
+    assert np.max(np.abs(theirs - ours)) < CLOSE and ours.std() > 0.5
+    prompt = list(b"12 goats")
+    made = greedy(run_binary, run, tmp_path, prompt, 200)
+    check_greedy(ask, there, prompt, made, *ask("generate", folder=there, prompts=[prompt], count=200))
+
+
+def test_the_mapping_of_a_gpt2_is_its_own(ask, tmp_path, monkeypatch):
+    """The program has no learned positions yet: the folder goes to a run, back to a folder, and is the same."""
+    import hf_models
+
+    monkeypatch.setattr(hf_models, "ATTENTIONS", (*hf_models.ATTENTIONS, "learned"))
+    keys = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "bos_token_id": None,
+            "eos_token_id": None}  # fmt: skip
+    ask("make", folder=tmp_path / "there", kind="GPT2", keys=keys, seed=3)
+    assert import_hf.main([str(tmp_path / "there"), str(tmp_path / "run")]) == 0
+    assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "back")]) == 0
+    assert ask("describe", folder=tmp_path / "back")["class"] == "GPT2LMHeadModel"
+    inputs, targets = blocks(48, 4, {})
+    first, second = (
+        np.array(ask("losses", folder=tmp_path / name, tokens=inputs, targets=targets))
+        for name in ("there", "back")
+    )
+    assert np.array_equal(first, second) and first.std() > 0.5
+
+
+# Tokenizers and lm_eval
+
+
+def test_the_tokenizer_of_a_folder_is_that_of_sample(ask, binary, shard, tmp_path):
+    settings = SETTINGS | {"data.train": shard, "train.steps": 1, "train.warmup": 0}
+    words = [
+        binary,
+        "--config",
+        "shakespeare",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "run",
+        *flags(settings),
+    ]
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
+    assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    text = "Bär 熊, don't  stop \n.\n"
+    found = ask("tokens_of", folder=tmp_path / "out", text=text)
+    assert found == {"ids": list(text.encode()), "text": text}
+
+
+def test_gpt2_s_tokens_are_tiktoken_s_and_begin_with_bos(ask, tiny, shard, binary, tmp_path):
+    from prepare_tokenizers import load_folder
+
+    encoding, files = load_folder(tiny)
+    settings = SETTINGS | {
+        "data.train": shard, "train.steps": 1, "train.warmup": 0, "model.vocab": 263, "data.block": "bos", "data.bos": 262,
+    }  # fmt: skip
+    words = [
+        binary,
+        "--config",
+        "shakespeare",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "run",
+        *flags(settings),
+    ]
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
+    text = "the other theatre,  bathes\n\n in the  heath: aaaa's"
+    for folder in (tiny, tmp_path / "json"):
+        out = tmp_path / f"out of {folder.name}"
+        words = [tmp_path / "run", out, "--tokenizer-dir", folder]
+        set_tokenizer(tmp_path / "run", "gpt2" if folder == tiny else "tokenizer.json")
+        assert export_hf.main([str(word) for word in words]) == 0
+        found = ask("tokens_of", folder=out, text=text)
+        assert found == {"ids": [262, *encoding.encode(text)], "text": text}
+        if folder == tiny:
+            (tmp_path / "json").mkdir()
+            (tmp_path / "json" / "tokenizer.json").write_bytes((out / "tokenizer.json").read_bytes())
+
+
+def set_tokenizer(run, name):
+    """Writes into the run's checkpoint which tokenizer made its data."""
+    from test_run_reader import checkpoint, seal
+
+    seal(checkpoint(run, 1) / "state.json", lambda manifest: manifest["data"].update(tokenizer=name))
+
+
+TASK = """task: goats
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["hats", "coats"]
+doc_to_target: answer
+metric_list: [{{metric: acc}}]
+"""
+
+
+def test_lm_eval_takes_a_folder(ask, binary, shard, tmp_path):
+    settings = SETTINGS | {"data.train": shard}
+    words = [
+        binary,
+        "--config",
+        "shakespeare",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "run",
+        *flags(settings),
+    ]
+    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
+    assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    questions = [{"question": f"{n} goats ate {n * n}", "answer": 0} for n in range(12, 18)]
+    (tmp_path / "goats.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "goats.yaml").write_text(TASK.format(data=tmp_path / "goats.jsonl"))
+    arguments = f"pretrained={tmp_path / 'out'},trust_remote_code=True,dtype=float32,prefix_token_id=10"
+    words = [PEER, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--tasks", "goats", "--device",
+             "cpu", "--batch_size", "1", "--include_path", tmp_path / "tasks", "--output_path", tmp_path / "results",
+        "--log_samples"]  # fmt: skip
+    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=os.environ | offline)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (log,) = (tmp_path / "results").rglob("samples_goats_*.jsonl")
+    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(samples) == len(questions)
+    for sample in samples:
+        for choice, answer in zip(("hats", "coats"), sample["filtered_resps"], strict=True):
+            text, end = list(f"{sample['doc']['question']} {choice}".encode()), len(choice) + 1
+            (losses,) = ask("losses", folder=tmp_path / "out", tokens=[text[:-1]], targets=[text[1:]])
+            assert float(answer[0]) == pytest.approx(-sum(losses[-end:]), abs=1e-3)
