@@ -110,7 +110,7 @@ def stored_tensor(path, name, fields, start, size):
 
 
 def read_tensors(folder):
-    """The tensors of a folder by name, of one file or of the shards that its index lists. Raises DataError."""
+    """The tensors of a folder by name, of one file or of those that its index lists. Raises DataError."""
     folder = Path(folder)
     if not (folder / INDEX).exists():
         if not (folder / WEIGHTS).exists():

@@ -257,7 +257,8 @@ def family_of(config):
             return family
     model = config["model"]
     raise DataError(
-        f'model.block = "{model["block"]}" with model.attention = "{model["attention"]}" and model.attn_scale '
-        f'= "{model["attn_scale"]}" cannot be exported: neither transformers nor modeling_goat.py has it; '
+        f'model.block = "{model["block"]}" with model.attention = "{model["attention"]}" and '
+        f'model.attn_scale = "{model["attn_scale"]}" cannot be exported: '
+        "neither transformers nor modeling_goat.py has it; "
         f'model.attention may be one of {", ".join(ATTENTIONS)}, or "learned" with gpt blocks'
     )

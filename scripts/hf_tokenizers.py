@@ -90,6 +90,7 @@ def with_bos(config, name, loaded, about):
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": data["seq_len"],
         **special,
     }

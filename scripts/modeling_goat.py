@@ -305,10 +305,11 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GoatConfig
     _no_split_modules = ["Block"]
     _supports_sdpa = True
-    _keep_in_fp32_modules_strict = ["norm1", "norm2", "final_norm", "prior"]
 
     def __init__(self, config):
         super().__init__(config)
+        in_fp32 = ["norm1", "norm2", "final_norm"]
+        self._keep_in_fp32_modules_strict = in_fp32 + ["prior"] * (config.attention in WITH_PRIOR)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
         self.final_norm = Norm(config)

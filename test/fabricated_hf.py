@@ -18,7 +18,8 @@ CONFIG = {
         "learned_frequencies": False, "sink_hidden": 0,
     },
     "data": {
-        "source": "shards", "train": "mine/train_*.bin", "mixture": "", "seq_len": 16, "block": "window", "bos": 3,
+        "source": "shards", "train": "mine/train_*.bin", "mixture": "", "seq_len": 16, "block": "window",
+        "bos": 3,
     },
 }  # fmt: skip
 LLAMA = {"model.block": "llama", "model.attention": "rope"}

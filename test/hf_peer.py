@@ -31,8 +31,8 @@ def versions():
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def describe(folder):
-    model = model_of(folder, "float32")
+def describe(folder, dtype="float32"):
+    model = model_of(folder, dtype)
     parameters = {name: str(value.dtype) for name, value in model.named_parameters()}
     return {"class": type(model).__name__, "parameters": parameters, "count": model.num_parameters()}
 

