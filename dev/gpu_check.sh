@@ -42,7 +42,8 @@ case $device in
     fineweb_size=() fineweb_micro=8 fineweb_steps=10
     repeat_micro=2 repeat_steps=40 stop_after=5
     losses_steps=200 losses_simt_steps=100
-    ranks_size=(--set model.layers=4) ranks_steps=20 kill_after=5 speed_steps=12
+    # Small enough for two ranks that share a GPU and exchange over sockets.
+    ranks_size=(--set model.layers=4 --set model.heads=4 --set model.width=256) ranks_steps=20 kill_after=5 kill_within=15 speed_steps=12
     within=0.03
     ;;
   simt)
@@ -51,7 +52,7 @@ case $device in
     fineweb_size=(--set model.layers=2 --set model.heads=2 --set model.width=32 --set model.ff_width=48) fineweb_micro=1 fineweb_steps=4
     repeat_micro=1 repeat_steps=8 stop_after=2
     losses_steps=12 losses_simt_steps=6
-    ranks_size=(--set model.vocab=2048 --set model.width=48) ranks_steps=20 kill_after=3
+    ranks_size=(--set model.vocab=2048 --set model.width=48) ranks_steps=20 kill_after=3 kill_within=5
     programs[ranks]=train_gpt_goat
     within=1
     ;;
@@ -260,7 +261,7 @@ killed_rank() {  # killed_rank WAY...: rank 1 of two is killed in the middle of 
   leaves_of 2
   for way in "$@"; do
     [[ $way == gpus || ! -e $work/ranks_2_$way.not_run ]] || continue
-    needs=nccl section killed_rank 60 python3 dev/gpu_ranks.py kill --ranks 2 --way "$way" --out "$work/killed" --after "$kill_after" -- \
+    needs=nccl section killed_rank 60 python3 dev/gpu_ranks.py kill --ranks 2 --way "$way" --out "$work/killed" --after "$kill_after" --within "$kill_within" -- \
       "$bin/train_gpt_goat" "${leaves[@]}" --set train.steps=1000000 --out "$work/killed"
     return
   done

@@ -363,6 +363,7 @@ TEST_CASE("bf16 attention: no two rows of a matrix that ldmatrix reads lie in th
         AttentionBackward op = attention.backward_operation();
         op.deterministic = deterministic;
         (*device).run(op);
+        (*device).synchronize();
         const on_simt::Counters counters = on_simt::counters();
         CHECK(counters.matrix_reads > 1000);
         CHECK(counters.conflicting_matrix_reads == 0);

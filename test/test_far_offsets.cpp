@@ -93,9 +93,14 @@ bool same_values(const Tensor& a, const Tensor& b) {
   return different == 0 && not_zero > 0;
 }
 
+// The body reads and writes device memory as the host's own: no work may wait in a queue.
 template <class Body>
 void for_each_host_variant(Body body) {
   if (keeps_notes()) return;
+#ifdef GOAT_HAS_SIMT
+  RestoredOptions options;
+  options->streams = on_simt::Streams::at_once;
+#endif
   for (const auto& [name, dtype] : variants()) {
     if (name == "cuda") continue;
     const auto device = open_tested(name);

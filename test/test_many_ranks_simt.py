@@ -95,7 +95,7 @@ def test_nodes_of_three_ranks_add_in_one_level_unless_two_are_asked_for(run_bina
     run = run_binary(*command(folders[1], 6, settings, "--device", "simt"))
     assert "added in one level, because 3 ranks a host are no power of two" in run.stderr
     run = run_binary(*command(folders[2], 6, settings, "--device", "simt", distributed__levels=2))
-    assert "on each host first" in run.stdout and "one level" not in run.stderr
+    assert "on each host first" in run.stdout and "each host adds its own first" in run.stderr
     assert losses_of(folders[0]) == losses_of(folders[1])
     require_close(folders[0], folders[2], 1e-5)
 
@@ -123,6 +123,13 @@ def test_gradients_that_nccl_adds(run_binary, tmp_path):
         run = run_binary(*command(tmp_path / wire, 4, SIMULATED, "--device", "simt", **words))
         assert "are added by NCCL" in run.stdout
         require_close(tmp_path / "one", tmp_path / wire, within)
+
+
+def test_nodes_that_cannot_be_are_refused_by_all_ranks(run_binary, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOAT_SIMT_NODES", "3")
+    run = run_binary(*command(tmp_path / "run", 4, SIMULATED, "--device", "simt"), code=2)
+    assert "GOAT_SIMT_NODES=3: a divisor of the 4 ranks is expected" in run.stderr
+    assert "--resume" not in run.stderr
 
 
 def test_ranks_of_the_cpu_have_no_nccl_to_add(run_binary, tmp_path):

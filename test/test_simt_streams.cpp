@@ -378,6 +378,26 @@ TEST_CASE("simt: the waits of the host are counted") {
   CHECK(host_waits_of([&] { runtime::download(values.data(), x, bytes, two.first); }) == 1);
 }
 
+TEST_CASE("simt: a thread that captures does not ask whether an event is complete, others may") {
+  const Stream stream = runtime::create_stream(), other = runtime::create_stream();
+  const Event event = runtime::create_event();
+  runtime::record(event, other);
+  runtime::synchronize(other);
+  runtime::begin_capture(stream);
+  CHECK_THROWS_WITH(runtime::is_complete(event), ContainsSubstring("the capture is lost"));
+  bool complete = false;
+  std::thread([&] { complete = runtime::is_complete(event); }).join();
+  CHECK(complete);
+  runtime::abandon_capture(stream);
+  CHECK(runtime::is_complete(event));
+  runtime::begin_capture(stream);
+  runtime::destroy_graph(runtime::end_capture(stream));
+  CHECK(runtime::is_complete(event));
+  runtime::destroy_event(event);
+  runtime::destroy_stream(other);
+  runtime::destroy_stream(stream);
+}
+
 TEST_CASE("simt: recorded work runs at each replay, with what is in memory then") {
   for (const Streams streams : {Streams::at_once, Streams::late, Streams::random, Streams::urgent_first}) {
     const TwoStreams two(streams);

@@ -173,9 +173,10 @@ void NcclCommunicator::make(Device& device, Check check_arguments, std::size_t b
     const auto* own = dynamic_cast<const CudaDevice*>(&device);
     if (!own)
       throw std::logic_error("NCCL moves memory of a GPU: it cannot serve the device " + device.info().name);
-    calls_.completed();  // their events are free again
+    const bool recorded = own->is_capturing();
+    if (!recorded) calls_.completed();  // their events are free again
     if (bytes > 0) enqueue_call(own->stream());
-    own->is_capturing() ? calls_.add_recorded() : calls_.add(own->stream());
+    recorded ? calls_.add_recorded() : calls_.add(own->stream());
   });
 }
 

@@ -63,13 +63,14 @@ void check_allocation(cudaError_t status,
 
 // The GPU of this process. CUDA gives a thread that is new to it GPU 0.
 std::atomic<int> chosen_gpu = 0;
-void use_chosen_gpu() {
+cudaError_t choose_gpu() {
   thread_local int used = 0;
-  if (const int gpu = chosen_gpu; used != gpu) {
-    check_cuda(cudaSetDevice(gpu));
-    used = gpu;
-  }
+  const int gpu = chosen_gpu;
+  const cudaError_t status = used == gpu ? cudaSuccess : cudaSetDevice(gpu);
+  if (status == cudaSuccess) used = gpu;
+  return status;
 }
+void use_chosen_gpu() { check_cuda(choose_gpu()); }
 
 // CUDA has one error for an old driver and for none; then the version of the driver is 0.
 GpuSearch without_gpu(cudaError_t status) {
@@ -89,7 +90,8 @@ GpuSearch find_gpu(const DevicePlace& place) {
     return without_gpu(status);
   if (count == 0) return {Result::none};
   chosen_gpu = gpu_of(place, count);
-  use_chosen_gpu();
+  if (const cudaError_t status = choose_gpu(); status != cudaSuccess)
+    return {Result::none, "", "", words_for(status)};
   const cudaDeviceProp gpu = current_device();
   GpuSearch search{
       Result::found, std::string(gpu.name) + ", " + capability_of(gpu),

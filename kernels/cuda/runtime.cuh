@@ -55,7 +55,8 @@ void record(Event event, Stream stream);
 // The host waits for the event's latest record(), and stream_wait() lets a stream wait for it. Without a
 // record neither waits.
 void wait(Event event);
-bool is_complete(Event event);  // without waiting; any host thread may ask; true without a record
+// Without waiting; true without a record. Any host thread may ask but one that captures.
+bool is_complete(Event event);
 void stream_wait(Stream stream, Event event);
 // The time on the GPU between the latest records of two events. Throws if one is not complete.
 double seconds_between(Event first, Event last);

@@ -58,6 +58,8 @@ void enqueue_checked(Stream stream, Check check, Copy copy, Sides sides, std::si
   });
 }
 
+thread_local int captures = 0;  // that this thread has begun and not ended
+
 void count_host_wait() {
   Counters one;
   one.host_waits = 1;
@@ -188,6 +190,10 @@ void wait(Event event) {
 
 // Takes no lock, because the work that a stream runs may take long, for example to wait for another process.
 bool is_complete(Event event) {
+  if (captures > 0)
+    throw std::logic_error(
+        "simt: a thread that captures asks whether an event is complete; a GPU refuses that, and the capture "
+        "is lost");
   const EventRecord* const record = latest_record(event);
   return !record || record->complete;
 }
@@ -201,9 +207,19 @@ double seconds_between(Event first, Event last) {
   return std::chrono::duration<double>(last->latest->time - first->latest->time).count();
 }
 
-void begin_capture(Stream stream) { StreamQueues::instance().begin_recording(*stream); }
-Graph end_capture(Stream stream) { return StreamQueues::instance().end_recording(*stream).release(); }
-void abandon_capture(Stream stream) noexcept { StreamQueues::instance().abandon_recording(*stream); }
+void begin_capture(Stream stream) {
+  StreamQueues::instance().begin_recording(*stream);
+  ++captures;
+}
+Graph end_capture(Stream stream) {
+  auto graph = StreamQueues::instance().end_recording(*stream);
+  --captures;
+  return graph.release();
+}
+void abandon_capture(Stream stream) noexcept {
+  StreamQueues::instance().abandon_recording(*stream);
+  --captures;
+}
 void destroy_graph(Graph graph) noexcept { delete graph; }
 void replay(Graph graph, Stream stream) {
   note_accesses(stream, graph->accesses);

@@ -41,9 +41,9 @@ class Exchange {
 
   // What is enqueued here runs beside the device's own work, unless it is the device itself.
   Device& stream() const { return *stream_; }
-  void follow_device()
-      const;                 // what the stream is given from now on follows what the device was given so far
-  void lead_device() const;  // what the device is given from now on follows what the stream was given so far
+  // What the stream is given from now on follows what the device was given so far, and the reverse.
+  void follow_device() const;
+  void lead_device() const;
 
   // Adds the gradients of all ranks into this rank's piece of the bucket. What `grad` holds in the other
   // pieces is undefined then.

@@ -37,11 +37,14 @@ Levels levels_of(const std::vector<Peer>& peers, std::int64_t asked) {
     return {1, "gradients are added in one level: " + why};
   }
   const int each = static_cast<int>(peers.size()) / nodes;
-  if (asked == 0 && !std::has_single_bit(static_cast<unsigned>(each)))
-    return {1, "gradients are added in one level, because " + std::to_string(each) +
-                   " ranks a host are no power of two; distributed.levels = 2 adds on each host first, "
-                   "which is faster, but other bits"};
-  return {nodes, ""};
+  if (std::has_single_bit(static_cast<unsigned>(each))) return {nodes, ""};
+  const std::string why = std::to_string(each) + " ranks a host are no power of two";
+  if (asked == 2)
+    return {nodes, why +
+                       ", and each host adds its own first: losses are those of other numbers of ranks up to "
+                       "rounding, not bit for bit"};
+  return {1, "gradients are added in one level, because " + why +
+                 "; distributed.levels = 2 adds on each host first, which is faster, but other bits"};
 }
 
 std::vector<Peer> on_simulated_nodes(std::vector<Peer> peers) {

@@ -39,7 +39,7 @@ class SharedName {
 };
 
 namespace {
-constexpr Phase starting{"start", true}, connecting{"connect", true};
+constexpr Phase starting{"start", true}, connecting{"connect"};
 
 // The communicators of this process, whose calls the watchdog takes for one sequence.
 class WatchedCalls {
@@ -184,8 +184,14 @@ std::unique_ptr<Communicator> connect_by_nccl(Ranks& ranks, const std::string& d
 // Those of the ranks' nodes, if gradients are added in two levels.
 void connect_levels(Ranks& ranks, std::int64_t asked, bool simulated) {
   const std::vector<Peer>& peers = ranks.group->peers();
-  const auto [nodes, note] = levels_of(simulated ? on_simulated_nodes(peers) : peers, asked);
-  ranks.note = note;
+  Levels levels;
+  try {
+    levels = levels_of(simulated ? on_simulated_nodes(peers) : peers, asked);
+  } catch (const RanksError& error) {  // all ranks know the same peers
+    throw OnAllRanks<RanksError>(error.what(), error.code);
+  }
+  const int nodes = levels.nodes;
+  ranks.note = levels.note;
   if (nodes == 1) return;
   Communicators& communicators = ranks.communicators;
   const Sharding sharding{.rank = ranks.rank(), .size = ranks.size(), .nodes = nodes};
@@ -193,7 +199,18 @@ void connect_levels(Ranks& ranks, std::int64_t asked, bool simulated) {
   communicators.across = communicators.world->split(sharding.place_on_node(), sharding.node());
 }
 
-void connect_devices(Ranks& ranks, const Connection& connection, const Device& device) {
+// NCCL connects and takes memory in its first calls: in these, so that it has it before a run plans its own.
+void make_first_calls(Device& device, Communicator& ranks, bool sums) {
+  constexpr std::size_t bytes = 1 << 20;
+  const auto all = static_cast<std::size_t>(ranks.size()) * bytes;
+  const DeviceBuffer send(device, all), receive(device, all);
+  ranks.all_gather(device, receive.data(), send.data(), bytes);
+  ranks.all_to_all(device, receive.data(), send.data(), bytes);
+  if (sums) ranks.reduce_scatter(device, receive.data(), send.data(), bytes / sizeof(float), DType::f32);
+  device.synchronize();
+}
+
+void connect_devices(Ranks& ranks, const Connection& connection, Device& device) {
   const std::string name = device.info().name;
   if (name == "cpu" && connection.library_adds)
     throw OnAllRanks<RanksError>(
@@ -204,7 +221,12 @@ void connect_devices(Ranks& ranks, const Connection& connection, const Device& d
   auto calls = std::make_shared<WatchedCalls>(*ranks.group);
   ranks.group->watch([calls] { return calls->look(); });
   ranks.communicators.world = std::make_unique<WatchedCommunicator>(std::move(world), std::move(calls));
-  if (name != "cpu" && !connection.library_adds) connect_levels(ranks, connection.levels, name == "simt");
+  if (name != "cpu") {
+    if (!connection.library_adds) connect_levels(ranks, connection.levels, name == "simt");
+    for (const auto& communicator :
+         {&ranks.communicators.world, &ranks.communicators.node, &ranks.communicators.across})
+      if (*communicator) make_first_calls(device, **communicator, connection.library_adds);
+  }
   ranks.group->enter(starting);
 }
 
@@ -227,7 +249,7 @@ void connect_ranks(Ranks& ranks, const Connection& connection,
     return;
   }
   try {
-    const Device* device = nullptr;
+    Device* device = nullptr;
     on_all_ranks(group, "the opening of the device", [&] {
       device = &open(place_of(group));
       return std::string();

@@ -85,7 +85,7 @@ void Trainer::allocate() {
     events.end = device_.make_event();
   }
   try {
-    exchange_.emplace(device_, 2 * sizeof(Exchange));
+    step_memory_.emplace(device_, 2 * sizeof(StepMemory));
     inputs_.emplace(device_, *ranks_.group, training_, config().train.batch, config().data.seq_len,
                     InputRing::Range{state_.sequences, steps_ - state_.step}, TokenLoss(config().train));
   } catch (const std::bad_alloc&) {
@@ -116,8 +116,8 @@ void Trainer::restore(const std::filesystem::path& checkpoint) {
   device_.upload(plan_.state.data, &scalars, sizeof scalars);
 }
 
-Trainer::Exchange& Trainer::exchange_of(std::int64_t step) const {
-  return static_cast<Exchange*>(exchange_->data())[step % 2];
+Trainer::StepMemory& Trainer::memory_of(std::int64_t step) const {
+  return static_cast<StepMemory*>(step_memory_->data())[step % 2];
 }
 
 std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wish) {
@@ -131,7 +131,7 @@ std::optional<StepResult> Trainer::step(const std::function<StepWish()>& own_wis
   enqueue_verdict(step, own_wish);
   consistent_ = false;
   plan_.update(device_);
-  device_.enqueue_download(&exchange_of(step).scalars, plan_.scalars(), sizeof(StepState));
+  device_.enqueue_download(&memory_of(step).scalars, plan_.scalars(), sizeof(StepState));
   device_.record(*events_of(step).end);
   const bool ran_ahead = running_.has_value();
   std::optional<StepResult> before = await_step();
@@ -149,13 +149,13 @@ void Trainer::set_spike_limits() {
 }
 
 void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
-  float* const controls = exchange_of(step).controls;
+  float* const controls = memory_of(step).controls;
   controls[0] = static_cast<float>(learning_rate(config().train, step, steps_));
   controls[1] = static_cast<float>(state_.loss_limit);
   controls[2] = static_cast<float>(state_.grad_norm_limit);
   static_assert(offsetof(StepState, loss_limit) == sizeof(float) &&
                 offsetof(StepState, grad_norm_limit) == 2 * sizeof(float));
-  device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(Exchange::controls));
+  device_.enqueue_upload(&plan_.scalars()->learning_rate, controls, sizeof(StepMemory::controls));
   const auto tokens = static_cast<std::size_t>(model_.shape().tokens());
   const std::size_t leaf_tokens = static_cast<std::size_t>(config().leaf_sequences() * config().data.seq_len);
   std::size_t done = 0;
@@ -172,7 +172,7 @@ void Trainer::enqueue_gradients(std::int64_t step, const StepInputs& inputs) {
 
 void Trainer::enqueue_verdict(std::int64_t step, const std::function<StepWish()>& own_wish) {
   if (ranks_.size() > 1) {
-    auto& flags = exchange_of(step).flags;
+    auto& flags = memory_of(step).flags;
     set_flags(flags, own_wish ? own_wish() : StepWish{});
     device_.enqueue_upload(plan_.replicas.own_flags(), flags, sizeof flags);
   }
@@ -216,12 +216,12 @@ double Trainer::seconds_of(std::int64_t step) {
 std::optional<StepResult> Trainer::await_step() {
   if (!running_) return std::nullopt;
   device_.wait(*events_of(state_.step).end);
-  StepResult result{.scalars = exchange_of(state_.step).scalars,
+  StepResult result{.scalars = memory_of(state_.step).scalars,
                     .first_sequence = state_.sequences,
                     .sequences = config().train.batch,
                     .tokens = config().tokens_per_step(),
                     .seconds = seconds_of(state_.step),
-                    .wish = wish_of(exchange_of(state_.step).scalars),
+                    .wish = wish_of(memory_of(state_.step).scalars),
                     .divergence = {}};
   inputs_->release();
   running_.reset();

@@ -96,7 +96,7 @@ class Trainer {
 
  private:
   // What the host and the device exchange for one step, in memory that the device reads and writes by itself.
-  struct Exchange {
+  struct StepMemory {
     float controls[3];              // learning_rate, loss_limit and grad_norm_limit of StepState
     StepState scalars;              // after the step
     double flags[Replicas::flags];  // this rank's
@@ -116,7 +116,7 @@ class Trainer {
   };
   const Config& config() const { return plan_.config; }
   std::string memory_advice() const;
-  Exchange& exchange_of(std::int64_t step) const;  // two take turns
+  StepMemory& memory_of(std::int64_t step) const;  // two take turns
   StepEvents& events_of(std::int64_t step) { return events_[static_cast<std::size_t>(step % 3)]; }
   double seconds_of(std::int64_t step);  // of the running step, once it is complete
   void enqueue_gradients(std::int64_t step, const StepInputs& inputs);
@@ -144,7 +144,7 @@ class Trainer {
   bool consistent_ = true;
   std::optional<RunningStep> running_;  // the step after state_
   std::optional<InputRing> inputs_;
-  std::optional<HostBuffer> exchange_;
+  std::optional<HostBuffer> step_memory_;
   std::array<StepEvents, 3> events_;  // of the step that is enqueued, the one that runs, and the one before
 };
 
