@@ -15,8 +15,9 @@ struct MemoryAccess {
   std::string what;     // for messages: "out of layernorm_forward"
 };
 
-// The operands that Signatures check (signature.h) while `check` runs on this thread. A strided operand
-// counts from its first to its last element, with what lies between its rows.
+// The operands that Signatures check (signature.h) while `check` runs on this thread. The parts of a strided
+// operand along its first dimension are accesses of their own, up to 64 of them. Otherwise it counts from its
+// first to its last element, with what lies between.
 std::vector<MemoryAccess> accesses_of(const std::function<void()>& check);
 
 }  // namespace goat
