@@ -15,7 +15,7 @@ def loading(family):
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})
 ```"""
 
 

@@ -97,7 +97,7 @@ def loss_of_labels(folder, tokens):
 
 
 def tokens_of(folder, text):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     ids = tokenizer(text).input_ids
     return {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=True)}
 

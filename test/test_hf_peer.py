@@ -157,8 +157,11 @@ def prompt_of(settings):
 # From here to there
 
 
-def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path):
+def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path, request):
     run, folder, settings = exported
+    is_llama = request.node.callspec.params["exported"].startswith("Llama")
+    described = ask("describe", folder=folder)
+    assert described["class"] == ("LlamaForCausalLM" if is_llama else "GoatForCausalLM")
     ours = our_losses(run_binary, run, shard, tmp_path, (TRAINED, LONG), 4 * LONG)
     for length in (TRAINED, LONG):
         inputs, targets = blocks(length, len(ours[length]), settings)
@@ -172,13 +175,9 @@ def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path):
     check_greedy(ask, folder, text, made, theirs)
 
 
-def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask, request):
+@pytest.mark.parametrize("exported", ["goat, free slope", "rope", "none", "llama, goat"], indirect=True)
+def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask):
     _, folder, settings = exported
-    described = ask("describe", folder=folder)
-    is_llama = request.node.callspec.params["exported"].startswith("Llama")
-    assert described["class"] == ("LlamaForCausalLM" if is_llama else "GoatForCausalLM")
-    if is_llama:
-        return
     tokens = list(TEXT.encode()[:70])
     whole = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[]))
     pieces = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[1, 2, 31, 60]))
@@ -197,6 +196,7 @@ def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask, r
         check_greedy(ask, folder, prompt, alone, made)
 
 
+@pytest.mark.parametrize("exported", ["goat, free slope", "Llama"], indirect=True)
 def test_bf16_is_near(exported, ask, shard, tmp_path):
     run, folder, settings = exported
     assert export_hf.main([str(run), str(tmp_path / "bf16"), "--dtype", "bf16"]) == 0
