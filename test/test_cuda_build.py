@@ -202,7 +202,7 @@ def of_the_standard_library(readable):
 # the like, for exceptions; what they point to is listed under its own name.
 SHARED_WITH_THE_REST = re.compile(
     r"(?:typeinfo (?:name )?for |vtable for )?"
-    r"goat::(?:Communicator(?:Setup)?|Device(?:Event|Graph|Buffer)?|Tensor|Allocation)\b"
+    r"goat::(?:Communicator(?:Setup)?|Device(?:Event|Graph|Buffer|Info)?|RankLost|Tensor|Allocation)\b"
     r"(?!.*\bon_(?:simt|cuda)\b).*|DW\.ref\.\w+"
 )
 
