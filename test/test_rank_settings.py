@@ -88,9 +88,10 @@ def test_every_key_has_its_case():
 
 def test_the_page_on_ranks_has_every_key_with_its_default(run_binary):
     page = (REPOSITORY / "docs/ranks.md").read_text()
-    listed = dict(re.findall(r"^\| `distributed\.(\w+)` \| (\d+)", page, re.MULTILINE))
+    listed = dict(re.findall(r"^\| `distributed\.(\w+)` \| (\w+)", page, re.MULTILINE))
     printed = tomllib.loads(run_binary("--config", "copy_mixture", "--print-config").stdout)["distributed"]
-    assert {key: float(value) for key, value in listed.items()} == printed
+    words = {key: str(value).lower().removesuffix(".0") for key, value in printed.items()}
+    assert listed == words
     assert "--ranks N" in run_binary("--help").stdout
 
 
