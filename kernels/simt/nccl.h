@@ -92,7 +92,20 @@ struct ncclConfig_t {
         NCCL_CONFIG_UNDEF_INT                                                                       \
   }
 
+#if __has_builtin(__builtin_source_location)
 using Where = std::source_location;
+#else  // clang before 15
+struct Where {
+  static constexpr Where current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    return {file, line};
+  }
+  constexpr const char* file_name() const { return file; }
+  constexpr unsigned line() const { return number; }
+
+  const char* file = "";
+  unsigned number = 0;
+};
+#endif
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
