@@ -110,7 +110,7 @@ void StreamQueues::record(EventState& event, StreamQueue& stream) {
   const std::lock_guard lock(mutex_);
   if (stream.recording_) {
     const Clock behind = stream.recording_->order.record(stream.number_);
-    event = {.latest = {}, .recorded = std::make_shared<JoinPoint>(stream.recording_, behind)};
+    event = {.latest = {}, .recorded = std::make_shared<JoinPoint>(JoinPoint{stream.recording_, behind})};
     return;
   }
   const auto latest = std::make_shared<EventRecord>();
