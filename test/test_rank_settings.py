@@ -76,10 +76,33 @@ def bucket_mib(binary, folder):
     assert {one[2] - other[2] for one, other in zip(seen[1], seen[0])} == {1 << 20}
 
 
-CASES = [start_timeout, heartbeat_timeout, progress_timeout, bucket_mib]
+def two_ranks(binary, folder, **keys):
+    words = [*tiny_run(folder, train__steps=3), "--ranks", "2", *distributed(**keys)]
+    return subprocess.run([binary, *map(str, words)], capture_output=True, text=True, timeout=BOUND)
+
+
+def reduce(binary, folder):
+    refused = two_ranks(binary, folder, reduce="nccl")
+    assert refused.returncode == 2 and "ranks of the cpu have no NCCL" in refused.stderr
+
+
+def wire(binary, folder):
+    """bf16 keeps eight bits of a gradient, and so of the norm."""
+    norms = []
+    for wire in ("f32", "bf16"):
+        assert two_ranks(binary, folder / wire, wire=wire).returncode == 0
+        norms.append(metrics_of(folder / wire)[0]["grad_norm"])
+    assert norms[0] != norms[1] and abs(norms[1] / norms[0] - 1) < 2**-8
+
+
+CASES = [start_timeout, heartbeat_timeout, progress_timeout, bucket_mib, reduce, wire]
 UNSEEN = {
-    "distributed.check_interval"
-}  # what it finds is a fault of the exchange: the next one would hide any other
+    # What it finds is a fault of the exchange: the next one would hide any other.
+    "distributed.check_interval",
+    # These change something on GPUs only (test_simt_ranks.cpp, test_many_ranks_simt.py).
+    "distributed.overlap",
+    "distributed.levels",
+}
 
 
 def test_every_key_has_its_case():
