@@ -5,6 +5,8 @@
 #define GOAT_FOR_EACH_OPERATION(X)                       \
   X(EmbeddingForward, embedding_forward)                 \
   X(EmbeddingBackward, embedding_backward)               \
+  X(AddPositions, add_positions)                         \
+  X(AddPositionsBackward, add_positions_backward)        \
   X(LayerNormForward, layernorm_forward)                 \
   X(LayerNormBackward, layernorm_backward)               \
   X(RmsNormForward, rmsnorm_forward)                     \

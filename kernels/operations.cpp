@@ -84,6 +84,22 @@ void check(const EmbeddingBackward& op) {
   s.contiguous(written("dtable"), op.dtable, f32, {"V_p", "C"});
 }
 
+void check(const AddPositions& op) {
+  Signature s("add_positions");
+  s.contiguous(written("stream"), op.stream, activation, {"B", "T", "C"});
+  s.contiguous("table", op.table, f32, {"P", "C"});
+  s.scalar("first_position", op.first_position,
+           op.first_position >= 0 && op.first_position <= s["P"] - s["T"], "0 <= first_position <= P - T",
+           {"P", "T"});
+}
+
+void check(const AddPositionsBackward& op) {
+  Signature s("add_positions_backward");
+  s.contiguous("dstream", op.dstream, activation, {"B", "T", "C"});
+  s.contiguous(written("dtable"), op.dtable, f32, {"P", "C"});
+  s.require(s["T"] <= s["P"], "T <= P", {"T", "P"});
+}
+
 void check(const LayerNormForward& op) {
   Signature s("layernorm_forward");
   check_norm_forward(s, op);

@@ -45,6 +45,20 @@ struct EmbeddingBackward {
   Tensor tokens;  // i32 [N]
 };
 
+// ------------------------------------------------------------------------------------------------ positions
+// stream[b, t, :] += table[first_position + t, :], rounded once. Saves nothing for backward.
+struct AddPositions {
+  Tensor stream;                    // [B, T, C] +=
+  Tensor table;                     // f32 [P, C]
+  std::int64_t first_position = 0;  // at most P - T
+};
+
+// dtable[t, :] += sum over b of dstream[b, t, :], added in the order of b.
+struct AddPositionsBackward {
+  Tensor dtable;   // f32 [P, C] +=, its first T rows
+  Tensor dstream;  // [B, T, C], T <= P
+};
+
 // ------------------------------------------------------------------------------------------------ layernorm
 // sum = x + residual (sum = x if residual is absent),
 // out = (sum - mean) * rstd * weight + bias, mean and variance over the last dimension.

@@ -61,7 +61,7 @@ TEST_CASE("attention: without sequences, or without tokens at all, nothing happe
   });
 }
 
-TEST_CASE("embedding, classifier and rope: no tokens are no work") {
+TEST_CASE("embedding, positions, classifier and rope: no tokens are no work") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     const auto table = Operand::normal(device, rng, {7, 8}, "table", 1, dtype),
                dtable = Operand::normal(device, rng, {7, 8}, "dtable");
@@ -77,6 +77,12 @@ TEST_CASE("embedding, classifier and rope: no tokens are no work") {
     const Operand no_sequences(device, dtype, {0, 5, 2, 8}, "q"), no_rows(device, dtype, {2, 0, 2, 8}, "q");
     for (const Operand* q : {&no_sequences, &no_rows}) {
       device.run(Rope{*q, *q, fourier, 0, false});
+      const Tensor stream = q->tensor().reshape({q->tensor().shape[0], q->tensor().shape[1], 16});
+      const auto rows = Operand::normal(device, rng, {5, 16}, "rows");
+      const Values rows_before = rows.values();
+      device.run(AddPositions{stream, rows, 0});
+      device.run(AddPositionsBackward{rows, stream});
+      CHECK(rows.values() == rows_before);
     }
   });
 }

@@ -160,6 +160,23 @@ TEST_CASE("embedding: rows of the table beyond 2^31 elements are read and added 
   });
 }
 
+TEST_CASE("positions: rows of the table beyond 2^31 elements are read") {
+  for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const Index width : {1024, 1021}) {
+      const Index rows = far / width + 3;
+      UntouchedMemory memory(device, rows * width * static_cast<Index>(sizeof(float)));
+      const Tensor table = memory.view(DType::f32, 0, {rows, width}, {width, 1}, "table");
+      const auto wanted = Operand::normal(device, rng, {1, width}, "row", 1, dtype),
+                 row = Operand::of(device, wanted.values(), {1, width}, "row"),
+                 stream =
+                     Operand::of(device, Values(wanted.values().size(), 0.0), {1, 1, width}, "stream", dtype);
+      copy_values(table.slice(0, rows - 1, 1), row);
+      device.run(AddPositions{stream, table, rows - 1});
+      CHECK(same_values(stream.tensor().reshape({1, width}), wanted));
+    }
+  });
+}
+
 TEST_CASE("sum parts: parts beyond 2^31 elements are added in their place") {
   for_each_host_variant([](Device& device, DType model, Rng& rng) {
     if (model != DType::f32) return;  // of the parts, every device takes both

@@ -174,6 +174,23 @@ TEST_CASE("operand checks: embedding") {
         }) == "embedding_backward: dtable [10, 3] f32: expected shape [V_p, C] = [10, 4] (C = 4 in dout)");
 }
 
+TEST_CASE("operand checks: positions") {
+  const AddPositions forward{.stream = bf16({2, 3, 4}), .table = f32({10, 4}), .first_position = 7};
+  CHECK(complaint(forward) == "");
+  CHECK(complaint(forward, [](auto& op) {
+          op.table = bf16({10, 4});
+        }) == "add_positions: table [10, 4] bf16: expected f32");
+  CHECK(complaint(forward, [](auto& op) { op.first_position = 8; }) ==
+        "add_positions: first_position = 8: expected 0 <= first_position <= P - T (P = 10 in table, T = 3 in "
+        "stream)");
+
+  const AddPositionsBackward backward{.dtable = f32({3, 4}), .dstream = bf16({2, 3, 4})};
+  CHECK(complaint(backward) == "");
+  CHECK(complaint(backward, [](auto& op) {
+          op.dtable = f32({2, 4});
+        }) == "add_positions_backward: expected T <= P (T = 3 in dstream, P = 2 in dtable)");
+}
+
 TEST_CASE("operand checks: layernorm") {
   const LayerNormForward forward = layernorm_forward();
   CHECK(complaint(forward) == "");

@@ -38,6 +38,16 @@ Work work_of(const EmbeddingBackward& op) {
   return {0, bytes_of({op.dout, op.tokens}) + 2 * row_bytes};
 }
 
+// The table's rows stay in cache from sequence to sequence.
+Work work_of(const AddPositions& op) {
+  const std::int64_t rows = op.stream.shape[1];
+  return {0, bytes_of({op.stream, op.stream, op.table.slice(0, op.first_position, rows)})};
+}
+Work work_of(const AddPositionsBackward& op) {
+  const Tensor rows = op.dtable.slice(0, 0, op.dstream.shape[1]);
+  return {0, bytes_of({op.dstream, rows, rows})};
+}
+
 Work work_of(const LayerNormForward& op) {
   return {0, bytes_of({op.out, op.mean, op.rstd, op.sum, op.x, op.residual, op.weight, op.bias})};
 }
