@@ -126,7 +126,7 @@ draw() {
   "$python" "$root/scripts/plot.py" loss "$@" --out "$figures/loss.png"
   "$python" "$root/scripts/plot.py" eval "${@/%//eval.json}" --out "$figures/eval.png"
   for run in "$@"; do
-    if grep -q '^attention = "goat"' "$run/config.toml"; then "$python" "$root/scripts/plot.py" prior "$run"; fi
+    if grep -q '^attention = "goat["+]' "$run/config.toml"; then "$python" "$root/scripts/plot.py" prior "$run"; fi
   done
 }
 

@@ -30,10 +30,13 @@ KEYS = {
 
 def config_of(checkpoint):
     """The run's config by section and key. Raises DataError where a key is missing."""
-    return {
+    config = {
         section: {key: checkpoint.value(f"{section}.{key}", kind) for key, kind in keys.items()}
         for section, keys in KEYS.items()
     }
+    in_part = "rope_fraction" in checkpoint.config["model"]  # older runs turn every dimension
+    config["model"]["rope_fraction"] = checkpoint.value("model.rope_fraction", float) if in_part else 1.0
+    return config
 
 
 def check_tensors(path, stored, shapes):

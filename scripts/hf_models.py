@@ -252,10 +252,15 @@ FAMILIES = (Llama, Gpt2, Goat)
 
 def family_of(config):
     """The class of `transformers` for a run's config. Raises DataError if none computes the same."""
+    model = config["model"]
+    if model["attention"] == "rope" and model.get("rope_fraction", 1.0) != 1:
+        raise DataError(
+            f"model.rope_fraction = {model['rope_fraction']} cannot be exported: LlamaForCausalLM and "
+            "modeling_goat.py turn every dimension of a head"
+        )
     for family in FAMILIES:
         if family.fits(config):
             return family
-    model = config["model"]
     raise DataError(
         f'model.block = "{model["block"]}" with model.attention = "{model["attention"]}" and '
         f'model.attn_scale = "{model["attn_scale"]}" cannot be exported: '

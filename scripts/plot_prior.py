@@ -174,8 +174,11 @@ def prior_matrices(run, layer=0, length=None, checkpoint=None, warn=lambda messa
     """
     found = open_checkpoint(run, checkpoint, warn)
     attention, layers = found.value("model.attention", str), found.value("model.layers", int)
-    if attention != "goat":
+    parts = attention.split("+")
+    if "goat" not in parts:
         raise UsageError(f"{run}: model.attention is '{attention}'; only goat has a learned prior to draw")
+    if "alibi" in parts or "alibi_learned" in parts:
+        raise UsageError(f"{run}: model.attention is '{attention}'; the figure would lack ALiBi's slopes")
     if not 0 <= layer < layers:
         raise UsageError(f"--layer {layer}: {run} has the layers 0 to {layers - 1}")
     config = PriorConfig.of(found)

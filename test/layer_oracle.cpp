@@ -57,15 +57,15 @@ double gelu(double x) {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base,
-               std::int64_t first_position) {
-  Matrix y(x.size());
-  const auto size = static_cast<std::int64_t>(x.size()), half = head_dim / 2;
+Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base, Turn turn) {
+  Matrix y = x;
+  const std::int64_t dim = turn.dim ? turn.dim : head_dim, half = dim / 2;
+  const auto size = static_cast<std::int64_t>(x.size());
   for (std::int64_t first = 0; first < size; first += head_dim)  // of a head's coordinates
     for (std::int64_t r = 0; r < half; ++r) {
-      const double frequency = std::pow(base, -2.0 * static_cast<double>(r) / static_cast<double>(head_dim));
-      const std::int64_t position = first_position + first / (heads * head_dim);
-      const double angle = static_cast<double>(position) * frequency;
+      const double frequency = std::pow(base, -2.0 * static_cast<double>(r) / static_cast<double>(dim));
+      const std::int64_t position = turn.first_position + first / (heads * head_dim);
+      const double angle = turn.stretch * static_cast<double>(position) * frequency;
       const auto a = static_cast<std::size_t>(first + r), b = static_cast<std::size_t>(first + r + half);
       y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
       y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);

@@ -18,11 +18,17 @@ Matrix rmsnorm(const Matrix& x, const Matrix& weight);
 double gelu(double x);  // tanh form
 double silu(double x);
 
-// The rotary embedding, rotate-half form: in each head of x [T, H, d_h] the pair (x_r, x_{r + d_h/2}),
-// r < d_h/2, of the row at position p is turned by the angle p * base^(-2r/d_h). The first row is at
-// first_position.
-Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base,
-               std::int64_t first_position = 0);
+// Of the rotary embedding: the dimensions that are turned (0: all), the position of the first row, and what
+// all positions are multiplied by.
+struct Turn {
+  std::int64_t dim = 0;
+  std::int64_t first_position = 0;
+  double stretch = 1;
+};
+
+// The rotary embedding, rotate-half form: in each head of x [T, H, d_h] the pair (x_r, x_{r + d/2}), r < d/2,
+// of the row at position p is turned by the angle stretch * p * base^(-2r/d), d = turn.dim.
+Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base, Turn turn = {});
 
 // Causal attention of one sequence of T rows: q and k are [T, H, d_c], v and the result are [T, H, d_h].
 // prior[h] is the matrix [T, T] that is added to the logits of head h.

@@ -1,5 +1,6 @@
 #include "test/model_oracle.h"
 
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -40,6 +41,8 @@ class NaiveModel {
     Matrix x;
     for (std::int64_t t = 0; t < config_.data.seq_len; ++t)
       x.insert(x.end(), embedding.begin() + inputs[t] * width, embedding.begin() + (inputs[t] + 1) * width);
+    if (config_.has_part("sinusoidal")) add(x, sinusoids(config_.data.seq_len, width));
+    if (config_.has_part("learned")) add(x, at("position_embedding.weight"));
     for (std::int64_t layer = 0; layer < config_.model.layers; ++layer) {
       const std::string block = "blocks." + std::to_string(layer) + ".";
       add(x, attention(block + "attn.", norm(block + "norm1", x)));
@@ -59,13 +62,31 @@ class NaiveModel {
     return project(prefix + "down", hidden, config_.ff_width());
   }
 
+  // [T, C]: sin and cos of position / 10000^(2i/C), in turn, divided by sqrt(C)
+  static Matrix sinusoids(std::int64_t length, std::int64_t width) {
+    const auto columns = static_cast<double>(width);
+    Matrix rows;
+    for (std::int64_t p = 0; p < length; ++p)
+      for (std::int64_t c = 0; c < width; ++c) {
+        const double i = std::floor(static_cast<double>(c) / 2),
+                     angle = static_cast<double>(p) / std::pow(10000, 2 * i / columns);
+        rows.push_back((c % 2 == 1 ? std::cos(angle) : std::sin(angle)) / std::sqrt(columns));
+      }
+    return rows;
+  }
+
+  // Every pass of this model is as long as training, where rope_pi is rope.
+  Matrix turned(const Matrix& x) const {
+    if (!config_.has_part("rope") && !config_.has_part("rope_pi")) return x;
+    const double fraction = config_.model.rope_fraction;
+    const std::int64_t content = config_.content_dim();
+    const Turn turn{.dim = 2 * std::lround(fraction * static_cast<double>(content) / 2)};
+    return rotated(x, config_.model.heads, content, config_.model.rope_base, turn);
+  }
+
   Matrix attention(const std::string& prefix, const Matrix& x) const {
     const std::int64_t width = config_.model.width, heads = config_.model.heads;
-    Matrix q = project(prefix + "q", x, width), k = project(prefix + "k", x, width);
-    if (config_.model.attention == "rope") {
-      q = rotated(q, heads, config_.head_dim(), config_.model.rope_base);
-      k = rotated(k, heads, config_.head_dim(), config_.model.rope_base);
-    }
+    const Matrix q = turned(project(prefix + "q", x, width)), k = turned(project(prefix + "k", x, width));
     std::vector<Matrix> prior;
     for (std::int64_t head = 0; head < heads; ++head) prior.push_back(head_prior(prefix + "prior.", head));
     const double scale =
@@ -74,10 +95,10 @@ class NaiveModel {
     return project(prefix + "o", causal_attention(q, k, v, prior, config_.data.seq_len, scale), width);
   }
 
-  // K [T, T] of one head, or zeros where there is no prior.
+  // K [T, T] of one head.
   Matrix head_prior(const std::string& prefix, std::int64_t head) const {
     const std::int64_t length = config_.data.seq_len;
-    if (!config_.has_prior()) return Matrix(static_cast<std::size_t>(length * length));
+    if (!config_.has_prior()) return penalty(head_slope(prefix, head));
     const auto row = [&](const Matrix& m, std::int64_t columns) {
       return Matrix(m.begin() + head * columns, m.begin() + (head + 1) * columns);
     };
@@ -93,11 +114,33 @@ class NaiveModel {
     prior.frequency = setting.learned_frequencies ? at(prefix + "frequency")
                                                   : fourier_frequencies(setting.pos_rank, setting.base);
     prior.key_bias = row(sink.key_bias(features), length);
-    if (setting.recency != "off") {
-      const double slope = at(prefix + "slope")[static_cast<std::size_t>(head)];
-      prior.slope = setting.recency == "softplus" ? std::log1p(std::exp(slope)) : slope;
-    }
+    prior.slope = head_slope(prefix, head);
     return prior_matrix(prior, positions);
+  }
+
+  // Of goat, ALiBi or trained ALiBi; 0 where there is none.
+  double head_slope(const std::string& prefix, std::int64_t head) const {
+    if (config_.has_part("alibi")) {
+      // 2^(-8/H), 2^(-16/H), .. for H heads, if H is a power of two; those of 2 heads, then the first,
+      // third, .. of 4 heads, for 3.
+      const auto heads = static_cast<double>(config_.model.heads);
+      if (config_.model.heads == 3)
+        return std::array{1.0 / 16, 1.0 / 256, 1.0 / 4}[static_cast<std::size_t>(head)];
+      return std::pow(2, -8 * static_cast<double>(head + 1) / heads);
+    }
+    const bool trained = config_.has_part("alibi_learned");
+    if (!trained && (!config_.has_prior() || config_.prior.recency == "off")) return 0;
+    const double slope = at(prefix + "slope")[static_cast<std::size_t>(head)];
+    return trained || config_.prior.recency == "softplus" ? std::log1p(std::exp(slope)) : slope;
+  }
+
+  // -slope (i - j), [T, T]
+  Matrix penalty(double slope) const {
+    const std::int64_t length = config_.data.seq_len;
+    Matrix rows;
+    for (std::int64_t i = 0; i < length; ++i)
+      for (std::int64_t j = 0; j < length; ++j) rows.push_back(-slope * static_cast<double>(i - j));
+    return rows;
   }
 
   Matrix norm(const std::string& name, const Matrix& x) const {

@@ -9,15 +9,25 @@ namespace goat::test {
 struct ModelVariant {
   std::string name;
   std::vector<std::string> settings;
+  bool any_length = true;  // false: only sequences of up to data.seq_len tokens
 };
 
-// Every block with every attention.
+// Every block with every kind of attention, and one block with each other way to learn of positions.
 inline const std::vector<ModelVariant>& blocks_and_attentions() {
   static const std::vector<ModelVariant> variants = [] {
     std::vector<ModelVariant> all;
     for (const std::string block : {"gpt", "llama"})
       for (const std::string attention : {"goat", "rope", "none"})
         all.push_back({block + ", " + attention, {"model.block=" + block, "model.attention=" + attention}});
+    const std::vector<ModelVariant> others = {
+        {"gpt, alibi", {"model.attention=alibi"}},
+        {"llama, alibi_learned", {"model.block=llama", "model.attention=alibi_learned"}},
+        {"llama, rope_pi", {"model.block=llama", "model.attention=rope_pi"}},
+        {"llama, goat+rope", {"model.block=llama", "model.attention=goat+rope"}},
+        {"gpt, sinusoidal", {"model.attention=sinusoidal"}},
+        {"gpt, learned", {"model.attention=learned"}, false},
+    };
+    all.insert(all.end(), others.begin(), others.end());
     return all;
   }();
   return variants;
@@ -38,6 +48,11 @@ inline const std::vector<ModelVariant>& model_variants() {
         {"gpt, goat, gelu by the library", {"model.epilogue=library"}},
         {"llama, rope of base 50, untied",
          {"model.block=llama", "model.attention=rope", "model.rope_base=50", "model.tied=false"}},
+        {"gpt, half of rope", {"model.attention=rope", "model.rope_fraction=0.5"}},
+        {"gpt, alibi of three heads", {"model.attention=alibi", "model.heads=3"}},
+        {"gpt, goat without a slope, learned positions, part of rope_pi, alibi",
+         {"model.attention=goat+rope_pi+alibi+learned", "prior.recency=off", "model.rope_fraction=0.7"},
+         false},
         {"llama, goat, hidden product recomputed", {"model.block=llama", "model.recompute=gelu"}},
         {"llama, goat, blocks recomputed", {"model.block=llama", "model.recompute=block"}},
     };

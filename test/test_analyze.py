@@ -168,9 +168,7 @@ def expected_readings(config, tensors):
     """[L, H, S, T, 4] and, per head, the largest |log(p / pi)| - omega: theorem 1 says it is not positive."""
     model = Model(ModelConfig.from_run(config), tensors)
     mixture = CopyMixture(config["model"]["vocab"], LENGTH, 0.25, 0.25, config["train"]["seed"])
-    x = model.params["embedding.weight"][
-        np.stack([mixture.tokens(VALIDATION_BIT | s)[:-1] for s in range(SEQUENCES)])
-    ]
+    x = model.embedded(np.stack([mixture.tokens(VALIDATION_BIT | s)[:-1] for s in range(SEQUENCES)]))
     causal = np.tri(LENGTH, dtype=bool)
     recent = causal & (np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)) < 128)
     readings, excess = [], []
@@ -181,7 +179,7 @@ def expected_readings(config, tensors):
         s = model.config.sigma * np.einsum("bihc,bjhc->hbij", q, k)
         log_prior = (
             model.prior(f"{block}.attn.prior", LENGTH)[0]
-            if model.config.attention == "goat"
+            if model.config.log_prior
             else np.zeros((HEADS, LENGTH, LENGTH))
         )
         pi = softmax(np.where(causal, log_prior, -np.inf))[:, None]
@@ -220,7 +218,7 @@ def test_a_model_without_a_learned_prior_has_only_the_signal(run_binary, tmp_pat
     (out / "kappa.npy").write_bytes(b"of an earlier analysis")
     (out / "notes.txt").write_text("mine")
     said = run_binary("analyze", "--checkpoint", run, "--length", LENGTH, "--out", out).stdout
-    assert "no learned prior" in said
+    assert "adds no prior to the logits" in said
     assert {path.name for path in out.iterdir()} == {"analysis.json", "signal_vs_sink.npy", "notes.txt"}
     tensors = load_file(next(run.glob("checkpoints/*/model.safetensors")))
     analysis = json.loads((out / "analysis.json").read_text())
@@ -231,6 +229,23 @@ def test_a_model_without_a_learned_prior_has_only_the_signal(run_binary, tmp_pat
         analysis,
         np.load(out / "signal_vs_sink.npy"),
     )
+
+
+@pytest.mark.parametrize("attention", ["alibi", "alibi_learned+rope"])
+def test_slopes_are_a_prior_too(run_binary, tmp_path, attention):
+    run, out = train(run_binary, tmp_path / "run", **{"model.attention": attention}), tmp_path / "out"
+    said = run_binary("analyze", "--checkpoint", run, "--length", LENGTH, "--out", out).stdout
+    assert "slopes: min" in said and "spectrum" not in said and "theorem 2: 0 violations" in said
+    config = tomllib.loads((run / "config.toml").read_text())
+    tensors = load_file(next(run.glob("checkpoints/*/model.safetensors")))
+    analysis = json.loads((out / "analysis.json").read_text())
+    assert "spectrum" not in analysis
+    model = Model(ModelConfig.from_run(config), tensors)
+    for layer in range(LAYERS):
+        log_prior = model.prior(f"blocks.{layer}.attn.prior", LENGTH)[0]
+        assert np.load(out / "sink.npy")[layer] == pytest.approx(log_prior[:, 0], rel=1e-6)
+    assert not np.load(out / "kappa.npy").any()
+    check_readings(config, tensors, analysis, np.load(out / "signal_vs_sink.npy"))
 
 
 def test_missing_validation_data_leaves_out_the_signal_and_says_so(run_binary, tmp_path, rng):

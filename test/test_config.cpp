@@ -270,7 +270,10 @@ TEST_CASE("config: values out of range are refused with what is allowed") {
   check_mentions(refusal_of_setting("prior.pos_rank=0"), {"prior.pos_rank = 0", "from 1"});
   check_mentions(refusal_of_setting("model.vocab=1"), {"model.vocab = 1", "from 2"});
   check_mentions(refusal_of_setting("model.attention=goatt"),
-                 {"model.attention = \"goatt\"", "one of \"goat\", \"rope\", \"none\""});
+                 {"model.attention = \"goatt\"", "one of \"goat\", \"rope\", \"rope_pi\"",
+                  "a sum such as \"goat+rope\""});
+  for (const char* sum : {"goat+", "+", "goat+rop", "goat rope", ""})
+    CHECK_FALSE(refusal_of_setting(std::string("model.attention=") + sum).empty());
   check_mentions(refusal_of_toml("[data]\ntrain = \"a\\u0000b\"\n"),
                  {"data.train", "without control characters"});
 }
@@ -364,6 +367,47 @@ TEST_CASE("config: missing, unreadable, empty and foreign files are explained") 
   CHECK(load_config(plain, {}).steps() == 7);
 }
 
+TEST_CASE("config: a sum of positional parts has one order, and parts that do not go together are refused") {
+  const auto refused = [](const std::string& sum, const std::vector<std::string>& settings = {}) {
+    std::vector<std::string> all = {"model.attention=" + sum};
+    all.insert(all.end(), settings.begin(), settings.end());
+    return refusal_of("copy_mixture", all);
+  };
+  const Config config = load_config("copy_mixture", {"model.attention=learned+rope+goat"});
+  CHECK(config.model.attention == "goat+rope+learned");
+  for (const char* part : {"goat", "rope", "learned"}) CHECK(config.has_part(part));
+  for (const char* part : {"rope_pi", "none", "alibi", "go", ""}) CHECK_FALSE(config.has_part(part));
+  CHECK(config.lane_dim() == 18);
+  CHECK(load_config("copy_mixture", {"model.attention=goat+rope+learned"}).model.attention ==
+        config.model.attention);
+  Config from_file;
+  apply_toml(from_file, "[model]\nattention = \"rope+goat\"\n", "run.toml");
+  CHECK(from_file.model.attention == "goat+rope");
+
+  check_mentions(refused("rope+rope"), {"model.attention = \"rope+rope\"", "rope twice"});
+  check_mentions(refused("none+rope"), {"none means no part", "leave it out"});
+  check_mentions(refused("rope+rope_pi"), {"both turn", "leave out one"});
+  check_mentions(refused("alibi+alibi_learned"), {"both give each head a slope", "leave out one"});
+  CHECK(refused("goat+alibi").empty());  // in this preset goat has no slope
+  check_mentions(refused("alibi+goat", {"prior.recency=free"}),
+                 {"goat and alibi both give each head a slope", "prior.recency to off", "leave out one"});
+  check_mentions(refused("goat+alibi_learned", {"prior.recency=softplus"}), {"goat and alibi_learned"});
+  CHECK(refused("sinusoidal+rope+alibi").empty());
+}
+
+TEST_CASE("config: learned positions take sequences of up to the training length, others take any") {
+  const Config learned = load_config("copy_mixture", {"model.attention=rope+learned"}),
+               rope = load_config("copy_mixture", {"model.attention=rope"});
+  CHECK_NOTHROW(require_length(learned, 64, "--length 64"));
+  CHECK_NOTHROW(require_length(rope, 65, "--length 65"));
+  try {
+    require_length(learned, 65, "--length 65");
+    FAIL("a sequence without vectors was taken");
+  } catch (const ConfigError& error) {
+    check_mentions(error.what(), {"--length 65", "rope+learned", "data.seq_len", "up to 64 tokens, not 65"});
+  }
+}
+
 TEST_CASE("config: impossible combinations are refused with the keys, their values and a way out") {
   const auto refused = [](const std::vector<std::string>& settings) {
     return refusal_of("copy_mixture", settings);
@@ -382,6 +426,11 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
   check_mentions(refused({"model.attention=rope", "model.width=66"}),
                  {"rope", "model.width = 66", "model.heads = 2"});
   CHECK(refused({"model.attention=none", "model.width=66"}).empty());
+  CHECK(refused({"model.attention=rope", "model.width=66", "model.rope_fraction=0.9"}).empty());
+  check_mentions(refused({"model.attention=goat+rope", "prior.lane_dim=19"}),
+                 {"13 content dimensions", "model.attention = \"goat+rope\"", "prior.lane_dim", "20"});
+  check_mentions(refused({"model.attention=rope", "model.rope_fraction=0.02"}),
+                 {"model.rope_fraction = 0.02", "32 dimensions", "not one pair"});
   check_mentions(refused({"prior.init=alibi"}), {"prior.init", "prior.recency"});
   check_mentions(refused({"model.recompute=gelu", "model.epilogue=library"}),
                  {"model.recompute = \"gelu\"", "model.epilogue = \"library\"", "to own", "none or block"});

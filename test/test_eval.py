@@ -41,6 +41,9 @@ VARIANTS = {
     "goat, learned frequencies": {"prior.learned_frequencies": "true"},
     "goat, spare lanes": {"prior.lane_dim": 10},
     "rope": {"model.attention": "rope", "model.rope_base": 100},
+    "rope_pi, in part, with the prior": {"model.attention": "goat+rope_pi", "model.rope_fraction": 0.5},
+    "alibi": {"model.attention": "alibi"},
+    "alibi_learned, sinusoidal": {"model.attention": "alibi_learned+sinusoidal"},
     "none, unscaled": {"model.attention": "none", "model.attn_scale": "none"},
     "llama, goat": {"model.block": "llama", "model.ff_width": 40},
     "llama, rope, untied": {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
@@ -124,6 +127,27 @@ def test_every_tokens_loss_equals_float64_from_the_files_of_the_run_also_beyond_
         assert want.std() > 0.1
         assert line["nll"] == pytest.approx(want.mean(), abs=1e-5)
         assert line["perplexity"] == pytest.approx(np.exp(want.mean()), rel=1e-5)
+
+
+def test_learned_positions_are_those_of_training_and_no_more(train_run, run_binary, tmp_path, rng):
+    tokens = some_text(rng, 24 * 20 + 7, 50)
+    run = train_run(tokens, {"model.attention": "learned", "data.block": "window"})
+    out = tmp_path / "eval.json"
+    command = ("eval", "--checkpoint", run, "--json", out, "--per-token", tmp_path / "nll.npy", "--lengths")
+    run_binary(*command, "12,24")
+    for line in json.loads(out.read_text())["results"]:
+        want = reference_model(run).token_losses(
+            *cut(tokens, line["length"], line["sequences"], "window", 49)
+        )
+        assert np.abs(np.load(line["per_token"]) - want).max() <= 1e-4
+    refused = run_binary(*command, "12,25", code=2)
+    assert "--lengths 25" in refused.stderr and "up to 24 tokens" in refused.stderr
+    assert refused.stdout == ""  # before anything is evaluated
+    sample = ("sample", "--checkpoint", run, "--tokenizer", "ids", "--prompt", "1 2 3", "--tokens")
+    too_long = run_binary(*sample, 22, code=2)
+    assert "prompt of 3 tokens" in too_long.stderr and "up to 24 tokens, not 25" in too_long.stderr
+    assert len(run_binary(*sample, 21).stdout.split()) == 24
+    assert "--length 25" in run_binary("analyze", "--checkpoint", run, "--length", 25, code=2).stderr
 
 
 def test_results_files_and_table_agree_and_every_length_sees_the_same_tokens(

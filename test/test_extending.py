@@ -68,19 +68,20 @@ def made(build, extended, name):
 
 
 def test_the_walk_touches_few_places(extended):
-    assert len(extended[1]) == 6
+    assert len(extended[1]) == 7
 
 
 def test_the_part_trains(build, extended, run_command, tmp_path):
     program = made(build, extended, "train_gpt_goat")
-    words = ["--config", "copy_mixture", "--set", "model.attention=decay", "--set", "log.interval=10"]
-    words += ["--set", "train.steps=40", "--set", "train.warmup=5", "--out", tmp_path / "run"]
-    run_command([program, *words])
-    run_command([program, "sample", "--checkpoint", tmp_path / "run", "--tokens", "8"])
+    words = ["--config", "copy_mixture", "--set", "train.steps=40", "--set", "train.warmup=5"]
+    for attention in ("tilt", "tilt+rope"):
+        out = tmp_path / attention
+        run_command([program, *words, "--set", f"model.attention={attention}", "--out", out])
+        run_command([program, "sample", "--checkpoint", out, "--tokens", "8"])
 
 
 def test_the_part_agrees_with_its_oracle(build, extended, run_command):
     """Loss and every tensor's gradient, for both blocks with the new attention."""
     program = made(build, extended, "goat_tests")
     report = run_command([program, "model: loss and every tensor's gradient *", "--success"], timeout=300)
-    assert "gpt, decay" in report.stdout and "llama, decay" in report.stdout
+    assert "gpt, tilt" in report.stdout and "llama, tilt" in report.stdout

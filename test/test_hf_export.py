@@ -299,7 +299,8 @@ def test_what_does_not_fit_the_config_is_refused(tmp_path, refused, rng):
 def test_a_model_that_nobody_has_is_refused(tmp_path, refused, rng):
     config = config_with({"model.attention": "rope"})
     weights = random_weights(rng, config)
-    for n, changes in enumerate(({"model.attention": "xpos"}, GPT2 | {"model.block": "llama"})):
+    in_part = {"model.attention": "rope", "model.rope_fraction": 0.5}
+    for n, changes in enumerate(({"model.attention": "xpos"}, GPT2 | {"model.block": "llama"}, in_part)):
         run = write_model_run(tmp_path / str(n), weights, config_with(changes))
         assert "cannot be exported" in refused(3, run, tmp_path / "out")
 

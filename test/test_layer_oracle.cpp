@@ -41,9 +41,13 @@ TEST_CASE("layer oracle: worked examples") {
   CHECK(silu(-2) == near(-0.2384058440442351));
   CHECK(linear({1, 2}, {3, 4, 5, 6}, {100, 200}, 2) == Matrix{111, 217});
   // One head of four coordinates, base 16: frequencies 1 and 1/4. The pairs are (x_0, x_2) and (x_1, x_3).
-  const Matrix turned = rotated({1, 10, 0, 0}, 1, 4, 16, 2);
+  const Matrix turned = rotated({1, 10, 0, 0}, 1, 4, 16, {.first_position = 2});
   const Matrix expected = {std::cos(2), 10 * std::cos(0.5), std::sin(2), 10 * std::sin(0.5)};
   for (std::size_t i = 0; i < 4; ++i) CHECK(turned[i] == near(expected[i]));
+  // Of six coordinates the first four turn, by half the angle.
+  const Matrix part = rotated({1, 10, 0, 0, 7, 8}, 1, 6, 16, {.dim = 4, .first_position = 4, .stretch = 0.5});
+  for (std::size_t i = 0; i < 4; ++i) CHECK(part[i] == near(expected[i]));
+  CHECK((part[4] == 7 && part[5] == 8));
   // The second row weighs its two keys 1 : 3.
   CHECK(causal_attention({0, 1}, {0, std::log(9)}, {4, 8}, {Matrix(4)}, 2, 0.5)[1] == near(7));
 }
@@ -57,7 +61,8 @@ TEST_CASE(
   const double base = 100;
   const Matrix q = random_matrix(rng, head_dim), k = random_matrix(rng, head_dim);
   const auto logit = [&](std::int64_t i, std::int64_t j) {
-    return dot(rotated(q, 1, head_dim, base, i), rotated(k, 1, head_dim, base, j));
+    return dot(rotated(q, 1, head_dim, base, {.first_position = i}),
+               rotated(k, 1, head_dim, base, {.first_position = j}));
   };
   for (const std::int64_t distance : {0, 1, 7}) {
     for (const std::int64_t j : {1, 5, 900})
@@ -111,6 +116,6 @@ TEST_CASE("layer oracle: norms, activations, projection and rotation are what th
                      .positions = Operand::of(*device, positions, {rows + 4, 1}, "positions", DType::i32)});
     const Operand q = Operand::of(*device, x, {1, rows, heads, head_dim}, "q");
     device->run(Rope{.q = q, .k = {}, .fourier = table, .first_position = 4});
-    CHECK_FP32(q.values(), rotated(x, heads, head_dim, 50, 4));
+    CHECK_FP32(q.values(), rotated(x, heads, head_dim, 50, {.first_position = 4}));
   }
 }

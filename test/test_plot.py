@@ -76,6 +76,7 @@ def test_odd_names_of_runs_do_no_harm(tmp_path, capsys, recwarn, name):
 
 def test_wrong_use_is_one_line_and_exits_with_2(run, tmp_path, fails):
     rope = write_run(tmp_path / "rope", peaked_tensors(), config_of(model__attention="none"))
+    slopes = write_run(tmp_path / "slopes", peaked_tensors(), config_of(model__attention="goat+alibi"))
     for words, part in [
         ([], "COMMAND"),
         (["draw"], "draw"),
@@ -83,6 +84,7 @@ def test_wrong_use_is_one_line_and_exits_with_2(run, tmp_path, fails):
         (["loss"], "RUN"),
         (["prior", run, "more"], "more"),
         (["prior", rope], "model.attention is 'none'"),
+        (["prior", slopes], "ALiBi's slopes"),
         (["prior", run, "--layer", "2"], "--layer 2: "),
         (["prior", run, "--layer", "-1"], "0 to 1"),
         (["prior", run, "--layer", "x"], "--layer"),

@@ -306,10 +306,12 @@ def test_dry_run_shows_what_a_run_takes_and_touches_nothing(run_binary, tmp_path
     [
         {"model.block": "llama"},
         {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
+        {"model.attention": "learned+alibi_learned+rope_pi"},
+        {"model.attention": "rope+goat+sinusoidal", "model.rope_fraction": "0.5"},
     ],
     ids=lambda model: ",".join(model.values()),
 )
-def test_a_llama_run_goes_on_from_its_checkpoint_bitwise(run_binary, tmp_path, model):
+def test_a_run_of_another_model_goes_on_from_its_checkpoint_bitwise(run_binary, tmp_path, model):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_binary(*arguments(whole), *flags(model))
     shutil.copytree(whole, broken)

@@ -98,7 +98,7 @@ def losses_of(run):
     [
         (["--set", "train.steps=abc"], "train.steps"),
         (["--smal"], "--smal"),
-        (["--attention", "goat alibi"], 'model.attention = "alibi" is not allowed'),
+        (["--attention", "goat alib"], 'model.attention = "alib" is not allowed'),
     ],
 )
 def test_a_wrong_option_of_the_trainer_is_said_before_the_data_are_prepared(tmp_path, options, problem):

@@ -47,6 +47,7 @@ OTHER = {
     "model.tied": ("false", {}),
     "model.attention": ("none", {}),
     "model.rope_base": (100, {"model.attention": "rope"}),
+    "model.rope_fraction": (0.5, {"model.attention": "rope"}),
     "model.attn_scale": ("none", {}),
     "model.precision": ("fp32", {}),
     "model.tf32": ("all", {}),

@@ -32,11 +32,12 @@ class ModelConfig:
     layers: int
     heads: int
     width: int
-    attention: str  # "goat", "rope" or "none"
+    attention: str  # "none", or a sum of parts such as "goat+rope"
     train_length: int  # L_train
     block: str = "gpt"  # or "llama"
     tied: bool = True
     rope_base: float = 10000.0
+    rope_fraction: float = 1.0
     attn_scale: str = "rsqrt"  # or "none"
     pos_rank: int = 2  # R
     abs_rank: int = 8  # M
@@ -52,7 +53,21 @@ class ModelConfig:
     @property
     def content_dim(self):
         """d_c. The prior takes its coordinates from q and k, not from v."""
-        return self.head_dim - (self.lane_dim or 2 * self.pos_rank + 2) * (self.attention == "goat")
+        return self.head_dim - (self.lane_dim or 2 * self.pos_rank + 2) * self.has("goat")
+
+    def has(self, part):
+        return part in self.attention.split("+")
+
+    @property
+    def log_prior(self):
+        """Whether something is added to the logits."""
+        return any(self.has(part) for part in ("goat", "alibi", "alibi_learned"))
+
+    @property
+    def rope_dim(self):
+        """The first coordinates of a head, which rope turns."""
+        fraction = self.rope_fraction if self.has("rope") or self.has("rope_pi") else 0
+        return 2 * int(np.floor(fraction * self.content_dim / 2 + 0.5))
 
     @property
     def sigma(self):
@@ -79,6 +94,20 @@ class ModelConfig:
 def frequencies(rank, base):
     """w_r = base^(-(r-1) / max(R-1, 1)), r = 1 .. R."""
     return base ** -(np.arange(rank) / max(rank - 1, 1))
+
+
+def alibi_slopes(heads):
+    """2^(-8/P), 2^(-16/P), .. for the largest power of two P up to `heads`, then every second one of 2P."""
+    power = 2 ** int(np.log2(heads))
+    slopes = [2.0 ** (-8 * k / power) for k in range(1, power + 1)]
+    return np.array(slopes + [2.0 ** (-8 * k / (2 * power)) for k in range(1, 2 * (heads - power), 2)])
+
+
+def sinusoids(length, width):
+    """[length, C], of Vaswani et al., divided by sqrt(C): sin in even columns, cos in odd ones."""
+    column = np.arange(width)
+    angle = np.outer(np.arange(length), 10000.0 ** (-(column - column % 2) / width))
+    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle)) / np.sqrt(width)
 
 
 def sink_features(length, config):
@@ -131,7 +160,8 @@ class Model:
 
     def forward(self, tokens):
         """Logits [B, T, V]. backward takes their gradient and has nothing to return."""
-        x = self.params["embedding.weight"][tokens]
+        length = tokens.shape[1]
+        x = self.embedded(tokens)
         undo = []
         for layer in range(self.config.layers):
             for branch in (self.attention_branch, self.mlp_branch):
@@ -147,8 +177,17 @@ class Model:
             for branch_backward in reversed(undo):
                 dx = dx + branch_backward(dx)
             np.add.at(self.grads["embedding.weight"], tokens, dx)
+            if self.config.has("learned"):
+                self.grads["position_embedding.weight"][:length] += dx.sum(axis=0)
 
         return y @ head.T, backward
+
+    def embedded(self, tokens):
+        """The tokens' vectors, and those of their positions where there are any. [B, T, C]"""
+        x = self.params["embedding.weight"][tokens]
+        if self.config.has("sinusoidal"):
+            x = x + sinusoids(tokens.shape[1], self.config.width)
+        return x + self.params["position_embedding.weight"][: tokens.shape[1]] if self.config.has("learned") else x
 
     def attention_branch(self, block, x):
         normed, norm_backward = self.norm(f"{block}.norm1", x)
@@ -218,7 +257,7 @@ class Model:
         v, v_backward = self.head_vectors(f"{name}.v", x)
 
         logits = sigma * np.einsum("bihc,bjhc->bhij", q, k)
-        if self.config.attention == "goat":
+        if self.config.log_prior:
             log_prior, prior_backward = self.prior(f"{name}.prior", length)
             logits = logits + log_prior
         causal = np.tri(length, dtype=bool)
@@ -230,7 +269,7 @@ class Model:
             dout = o_backward(dy).reshape(v.shape)
             dp = np.einsum("bihd,bjhd->bhij", dout, v)
             dz = p * (dp - (dp * p).sum(axis=-1, keepdims=True))
-            if self.config.attention == "goat":
+            if self.config.log_prior:
                 prior_backward(dz.sum(axis=0))
             dq = sigma * np.einsum("bhij,bjhc->bihc", dz, k)
             dk = sigma * np.einsum("bhij,bihc->bjhc", dz, q)
@@ -245,25 +284,53 @@ class Model:
         return y.reshape(*x.shape[:2], self.config.heads, -1), lambda dy: backward(dy.reshape(y.shape))
 
     def query_or_key(self, name, x):
-        """A projection to q or k. With rope a rotation by the position follows."""
+        """A projection to q or k. With rope a rotation of its first coordinates by the position follows."""
         y, backward = self.head_vectors(name, x)
-        if self.config.attention != "rope":
+        half, length = self.config.rope_dim // 2, y.shape[1]
+        if half == 0:
             return y, backward
-        half = y.shape[-1] // 2
-        angle = np.outer(np.arange(y.shape[1]), self.config.rope_base ** -(np.arange(half) / half))
-        return rotated(y, angle), lambda dy: backward(rotated(dy, -angle))
+        position = np.arange(length, dtype=np.float64)
+        if self.config.has("rope_pi") and length > self.config.train_length:
+            position *= (self.config.train_length - 1) / (length - 1)
+        angle = np.outer(position, self.config.rope_base ** -(np.arange(half) / half))
+
+        def turned(z, angle):
+            return np.concatenate([rotated(z[..., : 2 * half], angle), z[..., 2 * half :]], axis=-1)
+
+        return turned(y, angle), lambda dy: backward(turned(dy, -angle))
 
     def prior(self, name, length):
         """The log-prior K [H, T, T]. backward takes dK (zero above the diagonal) and has nothing to
         return."""
+        slopes, slopes_backward = self.slopes(name)
+        position = np.arange(length, dtype=np.float64)
+        log_prior = np.broadcast_to(np.outer(slopes, position)[:, None, :], (len(slopes), length, length))
+        if not self.config.has("goat"):
+            return log_prior, lambda dlog_prior: slopes_backward(dlog_prior.sum(axis=1) @ position)
         relative, relative_backward = self.relative_prior(name, length)
         key_bias, key_bias_backward = self.key_bias(name, length)
 
         def backward(dlog_prior):
             relative_backward(dlog_prior)
             key_bias_backward(dlog_prior.sum(axis=1))
+            slopes_backward(dlog_prior.sum(axis=1) @ position)
 
-        return relative + key_bias[:, None, :], backward
+        return log_prior + relative + key_bias[:, None, :], backward
+
+    def slopes(self, name):
+        """lambda [H]: softmax cannot tell lambda (j - i) from lambda j."""
+        if self.config.has("alibi"):
+            return alibi_slopes(self.config.heads), lambda dslopes: None
+        trained = self.config.has("alibi_learned")
+        if not trained and self.config.recency == "off":
+            return np.zeros(self.config.heads), lambda dslopes: None
+        slope = self.params[f"{name}.slope"]
+        softplus = trained or self.config.recency == "softplus"
+
+        def backward(dslopes):
+            self.grads[f"{name}.slope"] += dslopes * (sigmoid(slope) if softplus else 1)
+
+        return np.logaddexp(0, slope) if softplus else slope, backward
 
     def relative_prior(self, name, length):
         """K_rel [H, T, T] = sum_r alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j))."""
@@ -284,23 +351,14 @@ class Model:
         return np.einsum("hr,rij->hij", alpha, cos) + np.einsum("hr,rij->hij", beta, sin), backward
 
     def key_bias(self, name, length):
-        """u [H, T] = lambda j + g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a
-        bias."""
+        """[H, T] = g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a bias."""
         params = {key: self.params[f"{name}.{key}"] for key in ("sink.w1", "sink.b1", "sink.w2", "bump")}
         phi = sink_features(length, self.config)
         hidden, hidden_slope = silu(phi @ params["sink.w1"].T + params["sink.b1"])
         u = params["sink.w2"] @ hidden.T
         u[:, 0] += params["bump"]
-        position = np.arange(length, dtype=np.float64)
-        recency = self.config.recency
-        if recency != "off":
-            slope = self.params[f"{name}.slope"]
-            u = u + np.outer(np.logaddexp(0, slope) if recency == "softplus" else slope, position)
 
         def backward(du):
-            if recency != "off":
-                chain = sigmoid(slope) if recency == "softplus" else 1
-                self.grads[f"{name}.slope"] += (du @ position) * chain
             self.grads[f"{name}.bump"] += du[:, 0]
             self.grads[f"{name}.sink.w2"] += du @ hidden
             dinput = (du.T @ params["sink.w2"]) * hidden_slope

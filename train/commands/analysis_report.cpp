@@ -137,7 +137,8 @@ json to_json(const AnalysisReport& report) {
                  {"first_row", first_row(report)},
                  {"definitions", definitions()}};
   if (report.prior) {
-    result["spectrum"] = to_json(report.prior->spectrum, *report.prior);
+    if (!report.prior->spectrum.energy.empty())
+      result["spectrum"] = to_json(report.prior->spectrum, *report.prior);
     result["theorem2_violations"] = theorem2_violations(*report.prior);
     result["log_prior"] = {{"layer", report.log_prior_layer},
                            {"head", report.log_prior_head},
@@ -262,7 +263,7 @@ void print_summary(const AnalysisReport& report) {
   if (report.prior) {
     print_kinds(*report.prior, model.heads);
     print_slopes(report.prior->weights);
-    print_spectrum(report.prior->spectrum);
+    if (!report.prior->spectrum.energy.empty()) print_spectrum(report.prior->spectrum);
     std::int64_t rows = 0;
     for (const PriorStatistics& s : report.prior->statistics) rows += s.theorem2_rows;
     std::printf("\n");

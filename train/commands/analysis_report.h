@@ -12,12 +12,12 @@
 
 namespace goat {
 
-// The learned prior of every head.
+// The log-prior of every head: goat's, or ALiBi's slopes.
 struct PriorReport {
   std::vector<PriorWeights> weights;  // [L]
   PriorCurves curves;
   std::vector<PriorStatistics> statistics;  // [L, H]
-  Spectrum spectrum;
+  Spectrum spectrum;                        // empty without a relative part
 };
 
 struct AnalysisReport {
@@ -26,7 +26,7 @@ struct AnalysisReport {
   std::int64_t step = 0;
   std::int64_t length = 0;
   std::int64_t log_prior_layer = 0, log_prior_head = 0, log_prior_length = 0;
-  std::optional<PriorReport> prior;    // only for models with a learned prior
+  std::optional<PriorReport> prior;    // only for models that have one
   std::optional<ProbeReadings> probe;  // only if there are validation data
   std::string probe_data;
 };

@@ -49,6 +49,7 @@ void check_options(const AnalyzeOptions& options, const Config& config) {
     throw ConfigError("--length " + std::to_string(length) +
                       (options.length ? "" : " (the training length)") + ": expected 2 to " +
                       std::to_string(longest_analysis) + " positions");
+  require_length(config, length, "--length " + std::to_string(length));
 }
 
 // A folder that does not exist is made later, when there is something to write into it.
@@ -59,7 +60,36 @@ void check_folder(const fs::path& folder) {
     throw ConfigError("--out " + folder.string() + ": cannot be written: " + std::strerror(errno));
 }
 
-// The prior of one layer in the form that the model computes with.
+// The prior of one layer, without slopes. read(name) gives a tensor of it.
+template <class Read>
+PriorWeights goat_weights(const Config& config, Read read) {
+  return {.heads = config.model.heads,
+          .alpha = read("alpha"),
+          .beta = read("beta"),
+          .frequency = config.prior.learned_frequencies
+                           ? read("frequency")
+                           : fourier_frequencies(config.prior.pos_rank, config.prior.base),
+          .slope = std::vector<double>(index(config.model.heads)),
+          .bump = read("bump"),
+          .w1 = read("sink.w1"),
+          .b1 = read("sink.b1"),
+          .w2 = read("sink.w2"),
+          .absolute_frequency = fourier_frequencies(config.prior.abs_rank, config.prior.abs_base),
+          .train_length = config.data.seq_len};
+}
+
+// A prior of which every term is zero.
+PriorWeights no_weights(std::int64_t heads) {
+  PriorWeights weights;
+  weights.heads = heads;
+  weights.slope.resize(index(heads));
+  weights.bump.resize(index(heads));
+  return weights;
+}
+
+double softplus(double x) { return std::log1p(std::exp(-std::abs(x))) + std::max(x, 0.0); }
+
+// The log-prior of one layer in the form that the model computes with.
 PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t layer) {
   const Config& config = model.config();
   const auto read = [&](const std::string& name) {
@@ -69,23 +99,11 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
     const std::vector<float> values = model.parameters().read(device, *tensor);
     return std::vector<double>(values.begin(), values.end());
   };
-  PriorWeights weights{
-      .heads = config.model.heads,
-      .alpha = read("alpha"),
-      .beta = read("beta"),
-      .frequency = config.prior.learned_frequencies
-                       ? read("frequency")
-                       : fourier_frequencies(config.prior.pos_rank, config.prior.base),
-      .slope = std::vector<double>(index(config.model.heads)),
-      .bump = read("bump"),
-      .w1 = read("sink.w1"),
-      .b1 = read("sink.b1"),
-      .w2 = read("sink.w2"),
-      .absolute_frequency = fourier_frequencies(config.prior.abs_rank, config.prior.abs_base),
-      .train_length = config.data.seq_len};
-  if (config.prior.recency != "off") weights.slope = read("slope");
-  if (config.prior.recency == "softplus")
-    for (double& slope : weights.slope) slope = std::log1p(std::exp(-std::abs(slope))) + std::max(slope, 0.0);
+  PriorWeights weights = config.has_prior() ? goat_weights(config, read) : no_weights(config.model.heads);
+  if (config.parts_with_slopes().empty()) return weights;
+  weights.slope = config.has_part("alibi") ? alibi_slopes(config.model.heads) : read("slope");
+  if (config.has_part("alibi_learned") || (config.has_prior() && config.prior.recency == "softplus"))
+    std::ranges::transform(weights.slope, weights.slope.begin(), softplus);
   return weights;
 }
 
@@ -136,7 +154,7 @@ std::unique_ptr<TokenSource> open_data(const AnalyzeOptions& options, const Trai
   return nullptr;
 }
 
-// log_normaliser [L, H, T] of the learned prior. Empty if the prior is uniform.
+// log_normaliser [L, H, T] of the prior. Empty if the prior is uniform.
 void report_probe(AnalysisReport& report, const TrainedModel& model, Device& device, TokenSource& source,
                   const std::vector<double>& log_normaliser) {
   const std::int64_t layers = report.config.model.layers, heads = report.config.model.heads,
@@ -231,7 +249,7 @@ void print_files(const AnalysisReport& report, const fs::path& folder) {
       report.prior ? ", sink.npy, sink_slope.npy, sink_mlp.npy, sink_bump.npy, kappa.npy, log_prior.npy" : "",
       report.probe ? ", signal_vs_sink.npy" : "");
   if (!report.prior)
-    std::printf("attention \"%s\" has no learned prior: no prior files\n",
+    std::printf("attention \"%s\" adds no prior to the logits: no prior files\n",
                 report.config.model.attention.c_str());
   if (report.prior && report.log_prior_length < report.length)
     std::printf("log_prior.npy holds the first %lld positions only\n",
@@ -255,7 +273,8 @@ int run_analyze(const AnalyzeOptions& options, Device& device) {
 
   const std::unique_ptr<TokenSource> source = open_data(options, model, report.length);
   std::vector<double> log_normaliser;
-  if (report.config.has_prior()) log_normaliser = report_prior(report, model, device);
+  if (report.config.has_prior() || !report.config.parts_with_slopes().empty())
+    log_normaliser = report_prior(report, model, device);
   if (source) report_probe(report, model, device, *source, log_normaliser);
 
   write_files(report, folder);

@@ -46,6 +46,7 @@ std::size_t PriorCurves::offset(std::int64_t layer, std::int64_t head) const {
 
 void PriorCurves::evaluate_mlp(std::int64_t layer, const PriorWeights& weights) {
   const std::size_t hidden = weights.b1.size();
+  if (hidden == 0) return;
   std::vector<double> active(hidden);
   for (std::int64_t j = 0; j < length_; ++j) {
     const std::vector<double> features = sink_features(weights, static_cast<double>(j));
@@ -178,7 +179,7 @@ void add_layer(Spectrum& spectrum, const PriorWeights& weights) {
   const std::size_t modes = weights.frequency.size();
   Spectrum::Layer layer;
   for (std::size_t h = 0; h < index(weights.heads); ++h) {
-    const double *alpha = &weights.alpha[h * modes], *beta = &weights.beta[h * modes];
+    const double *alpha = weights.alpha.data() + h * modes, *beta = weights.beta.data() + h * modes;
     double amplitude = 0;
     for (std::size_t r = 0; r < modes; ++r) {
       const double energy = alpha[r] * alpha[r] + beta[r] * beta[r];

@@ -203,6 +203,10 @@ int run_sample(const SampleOptions& options, Device& device) {
     shown += tokenizer->decode(prompt.tokens[i]);
   std::fprintf(stderr, "model: %s, step %lld\n", model.checkpoint().c_str(),
                static_cast<long long>(model.step()));
+  const std::int64_t given = std::ssize(prompt.tokens);
+  require_length(
+      model.config(), given + options.tokens,
+      "a prompt of " + counted(given, "token") + " and --tokens " + std::to_string(options.tokens));
   Generator generator(model.config(), model.parameters(), device, prompt.tokens, options.tokens,
                       !options.no_cache);
 

@@ -89,9 +89,17 @@ bool store(const FlagKey& slot, const toml::node& node) {
   *slot.value = node.as_boolean()->get();
   return true;
 }
+// A sum is stored with its terms in the order of the choices, so that equal sums are equal texts.
 bool store(const TextKey& slot, const toml::node& node) {
   if (!node.is_string()) return false;
   *slot.value = node.as_string()->get();
+  if (!slot.sums) return true;
+  std::vector<std::string> terms = terms_of(*slot.value);
+  std::ranges::stable_sort(terms, {}, [&](const std::string& term) {
+    return std::ranges::find(slot.choices, term) - slot.choices.begin();
+  });
+  slot.value->clear();
+  for (const std::string& term : terms) *slot.value += (&term == &terms.front() ? "" : "+") + term;
   return true;
 }
 

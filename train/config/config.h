@@ -25,8 +25,9 @@ struct Config {
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
     bool tied = true;                // the head shares the embedding's weights
-    std::string attention = "goat";  // goat, rope, none
+    std::string attention = "goat";  // none, or parts that tell of positions: goat, rope, goat+rope, ...
     double rope_base = 10000;
+    double rope_fraction = 1;  // share of a head's content dimensions that rope turns
     // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
     std::string attn_scale = "rsqrt";
     std::string precision = "auto";  // auto (bf16 on a GPU, fp32 on the cpu), fp32, bf16
@@ -134,12 +135,15 @@ struct Config {
 
   // Values computed from the settings above.
   std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
-  bool has_prior() const { return model.attention == "goat"; }
+  bool has_part(const std::string& part) const;        // whether model.attention names it, alone or in a sum
+  bool has_prior() const { return has_part("goat"); }  // the learned prior, which takes lanes
+  std::vector<std::string> parts_with_slopes() const;  // those that give each head of attention a slope
   // d_p
   std::int64_t lane_dim() const {
     return !has_prior() ? 0 : prior.lane_dim ? prior.lane_dim : 2 * prior.pos_rank + 2;
   }
   std::int64_t content_dim() const { return head_dim() - lane_dim(); }  // d_c
+  std::int64_t rope_dim() const;  // the first coordinates of a head, which rope turns: 2 round(f d_c / 2)
   std::int64_t tokens_per_step() const { return train.batch * data.seq_len; }
   std::int64_t ff_width() const { return model.ff_width ? model.ff_width : 4 * model.width; }
   // distributed.leaves; 1 where the ranks have not replaced the 0 yet
@@ -184,6 +188,9 @@ void apply_setting(Config& config, const std::string& setting);  // "section.key
 void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& note = {});
 // Throws ConfigError for a value out of range or a combination that cannot work.
 void validate(const Config& config);
+// Throws ConfigError if the model cannot take sequences of `length` tokens. `where` begins the message: the
+// option that asked for them.
+void require_length(const Config& config, std::int64_t length, const std::string& where);
 
 // The config as TOML: every key with its value and a short comment. Reading it with load_config gives
 // the same config.

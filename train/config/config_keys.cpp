@@ -25,10 +25,15 @@ std::vector<Key> config_keys(Config& c) {
        "hidden units of the MLP; 0: 4 * width"},
       {"model.vocab", IntegerKey{&c.model.vocab, 2, 10'000'000}, same_model, "V, token ids are 0 .. V-1"},
       {"model.tied", FlagKey{&c.model.tied}, same_model, "the head uses the embedding's weights"},
-      {"model.attention", TextKey{&c.model.attention, {"goat", "rope", "none"}}, same_model,
-       "what attention knows of positions"},
+      {"model.attention",
+       TextKey{&c.model.attention,
+               {"goat", "rope", "rope_pi", "alibi", "alibi_learned", "sinusoidal", "learned", "none"},
+               true},
+       same_model, "how the model learns of positions"},
       {"model.rope_base", NumberKey{&c.model.rope_base, 1, 1e12}, same_model,
-       "rope: frequencies are base^(-2r/d_h)"},
+       "rope: frequencies are base^(-2r/d), d the dimensions that it turns"},
+      {"model.rope_fraction", NumberKey{&c.model.rope_fraction, 0, 1, true}, same_model,
+       "share of a head's content dimensions that rope turns, in whole pairs"},
       {"model.attn_scale", TextKey{&c.model.attn_scale, {"rsqrt", "none"}}, same_model,
        "scale of the content logits: 1/sqrt(content dimension) or 1"},
       {"model.precision", TextKey{&c.model.precision, {"auto", "fp32", "bf16"}}, reported,
@@ -177,6 +182,17 @@ std::vector<std::string> config_sections(const std::vector<Key>& keys) {
   return sections;
 }
 
+std::vector<std::string> terms_of(const std::string& sum) {
+  std::vector<std::string> terms(1);
+  for (const char c : sum) {
+    if (c == '+')
+      terms.emplace_back();
+    else
+      terms.back() += c;
+  }
+  return terms;
+}
+
 namespace {
 
 // The shortest text that a parser reads back as the same double.
@@ -199,7 +215,12 @@ bool allowed(const NumberKey& slot) {
 bool allowed(const FlagKey&) { return true; }
 bool allowed(const TextKey& slot) {
   if (slot.choices.empty()) return std::none_of(slot.value->begin(), slot.value->end(), is_control);
-  return std::find(slot.choices.begin(), slot.choices.end(), *slot.value) != slot.choices.end();
+  const auto is_choice = [&](const std::string& text) {
+    return std::find(slot.choices.begin(), slot.choices.end(), text) != slot.choices.end();
+  };
+  if (!slot.sums) return is_choice(*slot.value);
+  const std::vector<std::string> terms = terms_of(*slot.value);
+  return std::all_of(terms.begin(), terms.end(), is_choice);
 }
 
 std::string expected(const IntegerKey& slot) {
@@ -218,7 +239,8 @@ std::string expected(const TextKey& slot) {
   if (slot.choices.empty()) return "a string without control characters";
   std::vector<std::string> choices;
   for (const std::string& choice : slot.choices) choices.push_back(toml_string(choice));
-  return (choices.size() == 1 ? "" : "one of ") + joined(choices);
+  const std::string one = (choices.size() == 1 ? "" : "one of ") + joined(choices);
+  return slot.sums ? one + ", or a sum such as \"" + slot.choices[0] + "+" + slot.choices[1] + "\"" : one;
 }
 
 std::string as_toml(const IntegerKey& slot) { return std::to_string(*slot.value); }

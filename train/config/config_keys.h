@@ -27,7 +27,11 @@ struct FlagKey {
 struct TextKey {
   std::string* value;
   std::vector<std::string> choices;  // empty: any text without control characters
+  bool sums = false;                 // also sums "a+b" of choices; which go together, validate() says
 };
+
+// The terms of a sum: "goat+rope" -> {"goat", "rope"}. A text without a plus is one term.
+std::vector<std::string> terms_of(const std::string& sum);
 
 // What happens if a run is resumed with another value of a key (docs/resume.md).
 struct OnResume {

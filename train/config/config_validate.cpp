@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <vector>
 
 #include "data/needle_task.h"
 #include "train/config/config.h"
@@ -14,6 +15,24 @@ namespace goat {
 std::int64_t Config::sink_hidden() const {
   return prior.sink_hidden ? prior.sink_hidden
                            : std::min(2 * sink_features(), std::max<std::int64_t>(2 * model.heads, 4));
+}
+
+bool Config::has_part(const std::string& part) const {
+  const std::vector<std::string> parts = terms_of(model.attention);
+  return std::ranges::find(parts, part) != parts.end();
+}
+
+std::vector<std::string> Config::parts_with_slopes() const {
+  std::vector<std::string> parts = terms_of(model.attention);
+  std::erase_if(parts, [&](const std::string& part) {
+    return part == "goat" ? prior.recency == "off" : part != "alibi" && part != "alibi_learned";
+  });
+  return parts;
+}
+
+std::int64_t Config::rope_dim() const {
+  const std::int64_t pairs = std::llround(model.rope_fraction * static_cast<double>(content_dim()) / 2);
+  return 2 * std::min<std::int64_t>(pairs, content_dim() / 2);
 }
 
 std::int64_t Config::steps() const {
@@ -82,14 +101,40 @@ void check_prior(const Config& c) {
           "prior.recency to free or softplus, or prior.init to zero or random");
 }
 
+// A part stands once in a sum, and attention takes one slope and one rotation.
+void check_attention(const Config& c) {
+  const std::string sum = "model.attention = " + toml_string(c.model.attention);
+  const std::vector<std::string> parts = terms_of(c.model.attention);
+  for (const std::string& part : parts)
+    require(std::ranges::count(parts, part) == 1, sum + " has " + part + " twice; name each part once");
+  require(parts.size() == 1 || !c.has_part("none"),
+          sum + ": none means no part, so that nothing can be added to it; leave it out of the sum");
+  const std::vector<std::string> slopes = c.parts_with_slopes();
+  if (slopes.size() > 1)
+    throw ConfigError(sum + ": " + slopes[0] + " and " + slopes[1] +
+                      " both give each head a slope, and attention takes one; leave out one of them" +
+                      (slopes[0] == "goat" ? ", or set prior.recency to off" : ""));
+  require(!c.has_part("rope") || !c.has_part("rope_pi"),
+          sum + ": rope and rope_pi both turn the same dimensions of q and k; leave out one of them");
+}
+
 void check_rope(const Config& c) {
-  const std::int64_t pairs = 2 * c.model.heads;
-  require(c.model.attention != "rope" || c.head_dim() % 2 == 0,
-          equals("model.width", c.model.width) + " and " + equals("model.heads", c.model.heads) +
-              " give heads of " + std::to_string(c.head_dim()) +
-              " dimensions; model.attention = \"rope\" turns pairs and needs an even number. Set model.width "
-              "to a multiple of 2 * model.heads such as " +
-              std::to_string((c.model.width / pairs + 1) * pairs));
+  if (!c.has_part("rope") && !c.has_part("rope_pi")) return;
+  const std::int64_t pairs = 2 * c.model.heads, content = c.content_dim();
+  const std::string heads = equals("model.width", c.model.width) + " and " +
+                            equals("model.heads", c.model.heads) + " give heads of " +
+                            std::to_string(content) + (c.has_prior() ? " content dimensions" : " dimensions");
+  require(c.model.rope_fraction < 1 || content % 2 == 0,
+          heads + "; model.attention = " + toml_string(c.model.attention) +
+              " turns pairs and needs an even number. Set model.rope_fraction below 1, or " +
+              (c.lane_dim() % 2 != 0
+                   ? "prior.lane_dim to another number such as " + std::to_string(c.lane_dim() + 1)
+                   : "model.width to a multiple of 2 * model.heads such as " +
+                         std::to_string((c.model.width / pairs + 1) * pairs)));
+  require(c.rope_dim() >= 2,
+          equals("model.rope_fraction", c.model.rope_fraction) + ": " + heads +
+              ", of which it leaves rope not one pair to turn; raise it, or leave rope out "
+              "of model.attention");
 }
 
 void check_shards(const Config& c) {
@@ -187,8 +232,9 @@ void check_sizes(const Config& c) {
   const double vocab = static_cast<double>(c.model.vocab);
   const auto with = [&](const char* key, std::int64_t value) { return ", " + equals(key, value); };
   const double mlp_matrices = c.model.block == "llama" ? 3 : 2, vocab_matrices = c.model.tied ? 1 : 2;
-  const double parameters =
-      layers * (4 * width * width + mlp_matrices * width * ff_width) + vocab_matrices * vocab * width;
+  const double parameters = layers * (4 * width * width + mlp_matrices * width * ff_width) +
+                            vocab_matrices * vocab * width +
+                            (c.has_part("learned") ? static_cast<double>(c.data.seq_len) * width : 0);
   require(parameters <= most_elements,
           equals("model.layers", c.model.layers) + with("model.width", c.model.width) +
               with("model.ff_width", c.ff_width()) + with("model.vocab", c.model.vocab) + ": " +
@@ -214,6 +260,7 @@ void check_sizes(const Config& c) {
 void validate(const Config& config) {
   check_ranges(config);
   check_heads(config);
+  check_attention(config);
   check_prior(config);
   check_rope(config);
   if (config.data.source == "shards") check_shards(config);
@@ -224,6 +271,15 @@ void validate(const Config& config) {
   check_batch(config);
   check_schedule(config);
   check_sizes(config);
+}
+
+void require_length(const Config& config, std::int64_t length, const std::string& where) {
+  const std::int64_t longest = config.data.seq_len;
+  require(!config.has_part("learned") || length <= longest,
+          where + ": model.attention = " + toml_string(config.model.attention) +
+              " has one vector for each of the " + std::to_string(longest) +
+              " positions of training (data.seq_len) and none beyond; it takes sequences of up to " +
+              std::to_string(longest) + " tokens, not " + std::to_string(length));
 }
 
 }  // namespace goat

@@ -145,10 +145,12 @@ Plan generated_plan(const EvalOptions& options, const Config& trained, const std
 Plan make_plan(const EvalOptions& options, const Config& trained, const EvaluationData& data) {
   const std::vector<std::int64_t> lengths =
       options.lengths.empty() ? std::vector{trained.data.seq_len} : options.lengths;
-  for (const std::int64_t length : lengths)
+  for (const std::int64_t length : lengths) {
+    require_length(trained, length, "--lengths " + std::to_string(length));
     if (options.tokens.value_or(length) < length)
       throw ConfigError("--tokens " + std::to_string(*options.tokens) +
                         " is less than one sequence of length " + std::to_string(length));
+  }
   if (data.generated())
     return generated_plan(options, trained, data.open(lengths.front())->description(), lengths);
   if (trained.data.block == "crop") {

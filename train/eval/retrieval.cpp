@@ -128,7 +128,12 @@ int run_retrieval_eval(const EvalOptions& options, const TrainedModel& model, co
   check_options(options);
   const std::string& task = model.config().data.source;
   const Protocol protocol = protocol_of(options, task);
-  for (const std::int64_t length : protocol.lengths) data.open(length);  // refuses one that is too short
+  for (const std::int64_t length : protocol.lengths) {
+    require_length(
+        model.config(), length,
+        (options.lengths.empty() ? "the published length " : "--lengths ") + std::to_string(length));
+    data.open(length);  // refuses one that is too short
+  }
   const std::int64_t answer_length = data.open(protocol.lengths.front())->answer(0).size();
   print_model(model);
   std::printf("data      %s, answers of %lld characters, validation samples\n\n", task.c_str(),

@@ -5,10 +5,10 @@
 namespace goat {
 
 namespace {
-PositionalParts make_parts(const PassPlan& plan) {
+PositionalParts make_parts(const PassPlan& plan, const ParameterSet& parameters) {
   PositionalParts parts;
   for (const PositionalKind& kind : positional_kinds(plan.config)) {
-    parts.push_back(kind.make(plan.config));
+    parts.push_back(kind.make(plan.config, parameters));
     parts.back()->plan(plan);
   }
   return parts;
@@ -38,7 +38,7 @@ Model::Model(const Config& config, const DeviceInfo& device, BatchShape shape, b
 
 Model::Model(const PassPlan& plan, const ParameterSet& parameters, KvCache* cache)
     : shape_(plan.shape),
-      parts_(make_parts(plan)),
+      parts_(make_parts(plan, parameters)),
       stem_(plan, parameters, parts_),
       trunk_(plan, parameters, parts_, cache),
       head_(plan, parameters) {}

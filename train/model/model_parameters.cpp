@@ -84,13 +84,16 @@ DType model_dtype(const Config& config, const Device& device) {
 
 void declare_parameters(const Config& config, ParameterSet& parameters) {
   const std::int64_t width = config.model.width;
+  const std::vector<PositionalKind> kinds = positional_kinds(config);
   declare_vocabulary(config, "embedding", parameters);  // the first unit
+  for (const PositionalKind& kind : kinds)
+    if (kind.declare_shared) kind.declare_shared(config, parameters);
   for (std::int64_t layer = 0; layer < config.model.layers; ++layer) {
     const std::string prefix = block_prefix(layer);
     parameters.begin_unit();
     declare_norm(config, prefix + "norm1", parameters);
     declare_qkv(config, prefix + "attn.", parameters);
-    for (const PositionalKind& kind : positional_kinds(config))
+    for (const PositionalKind& kind : kinds)
       if (kind.declare) kind.declare(config, prefix + "attn.", parameters);
     declare_linear(config, prefix + "attn.o", width, width, parameters);
     declare_norm(config, prefix + "norm2", parameters);

@@ -228,6 +228,8 @@ void declare_goat(const Config& config, const std::string& prefix, ParameterSet&
   declare("slope", {heads}, slope);
 }
 
-std::unique_ptr<PositionalPart> make_goat(const Config& config) { return std::make_unique<GoatPart>(config); }
+std::unique_ptr<PositionalPart> make_goat(const Config& config, const ParameterSet&) {
+  return std::make_unique<GoatPart>(config);
+}
 
 }  // namespace goat

@@ -10,6 +10,6 @@
 namespace goat {
 
 void declare_goat(const Config& config, const std::string& prefix, ParameterSet& parameters);
-std::unique_ptr<PositionalPart> make_goat(const Config& config);
+std::unique_ptr<PositionalPart> make_goat(const Config& config, const ParameterSet& parameters);
 
 }  // namespace goat

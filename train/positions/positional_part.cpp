@@ -1,7 +1,10 @@
 #include "train/positions/positional_part.h"
 
-#include <stdexcept>
+#include <algorithm>
+#include <iterator>
 
+#include "train/positions/absolute_part.h"
+#include "train/positions/alibi_part.h"
 #include "train/positions/goat_part.h"
 #include "train/positions/rope_part.h"
 
@@ -9,16 +12,21 @@ namespace goat {
 
 namespace {
 constexpr PositionalKind kinds[] = {
+    {"sinusoidal", nullptr, make_sinusoidal},
+    {"learned", nullptr, make_learned_positions, declare_learned_positions},
     {"goat", declare_goat, make_goat},
     {"rope", nullptr, make_rope},
+    {"rope_pi", nullptr, make_rope_pi},
+    {"alibi", nullptr, make_alibi},
+    {"alibi_learned", declare_learned_alibi, make_learned_alibi},
 };
 }  // namespace
 
 std::vector<PositionalKind> positional_kinds(const Config& config) {
-  if (config.model.attention == "none") return {};
-  for (const PositionalKind& kind : kinds)
-    if (config.model.attention == kind.name) return {kind};
-  throw std::logic_error("model.attention = " + config.model.attention + " has no positional part");
+  std::vector<PositionalKind> parts;
+  std::ranges::copy_if(kinds, std::back_inserter(parts),
+                       [&](const PositionalKind& kind) { return config.has_part(kind.name); });
+  return parts;
 }
 
 }  // namespace goat

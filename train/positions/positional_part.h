@@ -61,10 +61,14 @@ struct PositionalKind {
   const char* name;
   // Declares the parameters of one layer. Their names start with `prefix`. Absent if there are none.
   void (*declare)(const Config& config, const std::string& prefix, ParameterSet& parameters);
-  std::unique_ptr<PositionalPart> (*make)(const Config& config);
+  // `parameters` must outlive the part.
+  std::unique_ptr<PositionalPart> (*make)(const Config& config, const ParameterSet& parameters);
+  // Declares the parameters of the whole model, in the embedding's unit. Absent if there are none.
+  void (*declare_shared)(const Config& config, ParameterSet& parameters) = nullptr;
 };
 
-// The parts of model.attention, in the order in which they act: none for "none".
+// The parts that model.attention names, in the order in which they act, whatever their order in the sum: none
+// for "none".
 std::vector<PositionalKind> positional_kinds(const Config& config);
 
 }  // namespace goat
