@@ -30,7 +30,7 @@ class Expected:
         model = Model(
             ModelConfig.from_run(config), {key: value.astype(np.float64) for key, value in tensors.items()}
         )
-        self.u = model.key_bias(name, length)[0]
+        self.u = model.key_bias(name, length)[0] + np.outer(model.slopes(name)[0], np.arange(length))
         relative = model.relative_prior(name, length)[0]
         self.kappa = relative[:, :, 0]
         self.k = relative + self.u[:, None, :]

@@ -20,10 +20,10 @@ import numpy as np
 
 NORM_EPS = 1e-5  # of LayerNorm and of RMSNorm
 DECAYED = (
-    "embedding.weight",
-    "head.weight",
-    *(f"attn.{name}.weight" for name in "qkvo"),
-    *(f"mlp.{name}.weight" for name in ("gate", "up", "down")),
+    ".embedding.weight",
+    ".head.weight",
+    *(f".attn.{name}.weight" for name in "qkvo"),
+    *(f".mlp.{name}.weight" for name in ("gate", "up", "down")),
 )
 
 
@@ -187,7 +187,9 @@ class Model:
         x = self.params["embedding.weight"][tokens]
         if self.config.has("sinusoidal"):
             x = x + sinusoids(tokens.shape[1], self.config.width)
-        return x + self.params["position_embedding.weight"][: tokens.shape[1]] if self.config.has("learned") else x
+        if self.config.has("learned"):
+            x = x + self.params["position_embedding.weight"][: tokens.shape[1]]
+        return x
 
     def attention_branch(self, block, x):
         normed, norm_backward = self.norm(f"{block}.norm1", x)
@@ -423,7 +425,7 @@ class AdamW:
             self.v[name] = beta2 * self.v[name] + (1 - beta2) * g**2
             unbiased_m = self.m[name] / (1 - beta1**self.updates)
             unbiased_v = self.v[name] / (1 - beta2**self.updates)
-            decay = self.train["weight_decay"] if name.endswith(DECAYED) else 0.0
+            decay = self.train["weight_decay"] if f".{name}".endswith(DECAYED) else 0.0
             param -= lr * (unbiased_m / (np.sqrt(unbiased_v) + eps) + decay * param)
         return norm
 
