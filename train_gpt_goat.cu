@@ -16,6 +16,8 @@
 #include "train/model/model_parameters.h"
 #include "train/profile/profile.h"
 #include "train/replicas/on_all_ranks.h"
+#include "train/run/find_model.h"
+#include "train/run/initial_weights.h"
 #include "train/run/resume.h"
 #include "train/run/run_folder.h"
 #include "train/run/shared_run.h"
@@ -103,6 +105,25 @@ void check_data(DataRecord& data, const Config& config, const SharedRun& run, bo
   keep_working_folder(data, run.resumed()->manifest.data);
 }
 
+// What a new run starts with, if the command line names another one's weights.
+std::optional<InitialWeights> initial_weights(const TrainOptions& options, SharedRun& run,
+                                              const Trainer& trainer, const DataRecord& data, Ranks& ranks) {
+  if (options.init_from.empty()) return std::nullopt;
+  if (run.resumed()) {
+    if (ranks.first()) print_note("--init-from has no effect: the run in the folder goes on");
+    return std::nullopt;
+  }
+  InitialWeights weights =
+      match_weights(find_model(options.init_from, "--init-from", *ranks.group), trainer.parameters());
+  if (!ranks.first()) return weights;
+  const std::string& before = weights.from.manifest.data.tokenizer;
+  if (!before.empty() && !data.tokenizer.empty() && before != data.tokenizer)
+    print_note("--init-from: the model was trained on tokens of the tokenizer " + before +
+               ", the data are of " + data.tokenizer + ": its embeddings mean other texts");
+  run.folder()->starts_with(weights.json());
+  return weights;
+}
+
 int train_as_rank(const TrainOptions& options, const Config& asked, Device& device, const std::string& why,
                   Ranks& ranks) {
   const MicroBatchChoice choice = config_of_ranks(asked, options, device, ranks);
@@ -128,17 +149,19 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
   const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state, &ranks);
   trainer.require_memory();
+  const std::optional<InitialWeights> weights = initial_weights(options, run, trainer, data, ranks);
   std::optional<TrainingLog> log;
   if (ranks.first()) {
     log.emplace(config, device, *run.folder(), trainer,
                 peak_of(arithmetic_of(config, device), device.info(), options.peak_tflops));
     log->announce(why, *training, choice.origin, ranks);
+    if (weights) log->announce(*weights);
   }
   trainer.allocate();
   if (run.resumed())
     trainer.restore(run.resumed()->folder);
   else
-    trainer.initialize();
+    trainer.initialize(weights ? &*weights : nullptr);
 
   watch_stop_signals();
   return TrainingLoop(config, device, trainer, run.folder(), log ? &*log : nullptr, run.path(), run.resumed(),
@@ -179,6 +202,14 @@ int profile(const TrainOptions& options, Device& device) {
   return 0;
 }
 
+// What a run would take of the weights that --init-from names.
+void print_initial_weights(const Config& config, const Device& device, const std::string& path) {
+  ParameterSet parameters(model_dtype(config, device));
+  declare_parameters(config, parameters);
+  for (const std::string& line : match_weights(find_model(path, "--init-from"), parameters).lines())
+    std::printf("initial weights: %s\n", line.c_str());
+}
+
 int run_command(const CommandLine& line) {
   const auto* training = std::get_if<TrainOptions>(&line.command);
   if (training && training->list_configs) return list_configs();
@@ -197,6 +228,7 @@ int run_command(const CommandLine& line) {
       for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
     dry_run(choice, planned_ranks(*training), run_folder(*training), *device,
             {training->tokens_per_second, training->peak_tflops});
+    if (!training->init_from.empty()) print_initial_weights(config, *device, training->init_from);
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }

@@ -216,3 +216,28 @@ TEST_CASE("schedule: warms up from above zero to lr, then falls by a cosine that
   CHECK(learning_rate(train, 0, 1) == Approx(0.2));
   CHECK(learning_rate(train, 0, 2) == Approx(0.5));
 }
+
+TEST_CASE("schedule: wsd stays at lr and falls linearly in the last steps, to min_lr; constant stays") {
+  Config::Train train;
+  train.lr = 0.8;
+  train.min_lr = 0.2;
+  train.warmup = 2;
+  const auto rates = [&](std::int64_t steps) {
+    std::vector<double> all;
+    for (std::int64_t step = 0; step < steps; ++step) all.push_back(learning_rate(train, step, steps));
+    return all;
+  };
+  const auto check = [&](const std::vector<double>& want) {
+    const std::vector<double> got = rates(std::ssize(want));
+    for (std::size_t step = 0; step < want.size(); ++step) CHECK(got[step] == Approx(want[step]));
+  };
+  train.schedule = "wsd";
+  train.decay_share = 0.4;
+  check({0.4, 0.8, 0.8, 0.8, 0.8, 0.8, 0.65, 0.5, 0.35, 0.2});
+  train.decay_share = 1;  // the warm-up is whole
+  check({0.4, 0.8, 0.6, 0.4, 0.2});
+  train.decay_share = 0;
+  check({0.4, 0.8, 0.8, 0.8});
+  train.schedule = "constant";
+  check({0.4, 0.8, 0.8, 0.8});
+}

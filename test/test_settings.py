@@ -85,6 +85,8 @@ OTHER = {
     "train.lr": (0.5, {}),
     "train.min_lr": (0.009, {}),
     "train.warmup": (6, {}),
+    "train.schedule": ("constant", {}),
+    "train.decay_share": (0.5, {"train.schedule": "wsd"}),
     "train.beta1": (0.2, {}),
     "train.beta2": (0.5, {}),
     "train.eps": (0.5, {}),

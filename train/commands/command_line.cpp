@@ -19,6 +19,7 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config shakespeare --set train.steps=500   train a preset with one key changed
   train_gpt_goat --config my_run.toml --out runs/trial        train from a file into a folder of your choice
   train_gpt_goat --resume --out runs/trial                    continue where the run in the folder stopped
+  train_gpt_goat --init-from runs/trial --out runs/longer --set data.seq_len=512   start from its weights
   train_gpt_goat --config c4_125m --dry-run                   parameters, memory and hours, without training
   train_gpt_goat --config shakespeare --ranks 2               train by two processes of this host
   train_gpt_goat --config shakespeare --profile 5             what each operation of a step takes
@@ -101,6 +102,12 @@ void add_training(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out, "the run's folder (default: runs/CONFIG)")
       ->type_name("FOLDER")
       ->check(name());
+  CLI::Option* init_from =
+      app.add_option("--init-from", options.init_from,
+                     "start with the weights of a run, of a checkpoint folder or of its model.safetensors; "
+                     "without --config, with that run's config")
+          ->type_name("RUN|FOLDER|FILE")
+          ->check(name());
   CLI::Option* resume = app.add_flag(
       "--resume", options.resume,
       "continue the run in the folder from its newest complete checkpoint; without --config, with its own");
@@ -125,6 +132,7 @@ void add_training(CLI::App& app, TrainOptions& options) {
           ->type_name("N")
           ->check(integer(1, most_profiled))
           ->excludes(resume)
+          ->excludes(init_from)
           ->excludes(overwrite)
           ->excludes(dry_run)
           ->excludes(print_config);
@@ -293,10 +301,12 @@ void refuse_options_of_training(const CLI::App& app, const CLI::App& command) {
 }
 
 void require_run(const TrainOptions& options) {
-  if (options.config.empty() && !options.list_configs && !(options.resume && !options.out.empty()))
+  const bool without_config = (options.resume || !options.init_from.empty()) && !options.out.empty();
+  if (options.config.empty() && !options.list_configs && !without_config)
     throw ConfigError(
-        "--config is missing: name a preset (see --list-configs) or a .toml file, or continue a run with "
-        "--resume --out RUN\nRun train_gpt_goat --help for the options.");
+        "--config is missing: name a preset (see --list-configs) or a .toml file, continue a run with "
+        "--resume --out RUN, or start from a run's weights with --init-from RUN --out FOLDER\nRun "
+        "train_gpt_goat --help for the options.");
 }
 
 // Everything but the options of a command.

@@ -16,6 +16,7 @@ struct TrainOptions {
   std::string config;                 // preset or .toml file; empty: the config of the resumed run
   std::vector<std::string> settings;  // section.key=value, in order
   std::string out;
+  std::string init_from;  // run, checkpoint or model file whose weights a new run starts with
   bool resume = false;
   bool overwrite = false;
   bool allow_changed_data = false;  // only with resume

@@ -6,6 +6,7 @@
 
 #include "train/replicas/leaves.h"
 #include "train/replicas/on_all_ranks.h"
+#include "train/run/find_model.h"
 #include "train/run/run_folder.h"
 
 namespace goat {
@@ -44,7 +45,10 @@ std::filesystem::path run_folder(const TrainOptions& options) {
 
 Config chosen_config(const TrainOptions& options, const ConfigNotes& note) {
   if (!options.config.empty()) return load_config(options.config, options.settings, note);
-  const std::filesystem::path own = config_of_run(run_folder(options));
+  const std::filesystem::path own = options.resume ? config_of_run(run_folder(options)) : "";
+  if (own.empty() && !options.init_from.empty())
+    return read_config(config_of_model(options.init_from, "--init-from"), options.init_from + ": config",
+                       options.settings, note);
   if (own.empty())
     throw ConfigError("--resume --out " + options.out +
                       ": there is no run to continue (no config.toml); to begin one, give --config");

@@ -402,6 +402,15 @@ void resolve_retired(Config& config, std::int64_t sequences, const ConfigNotes& 
          " tokens are eval.tokens = " + std::to_string(config.eval.tokens));
 }
 
+namespace {
+Config with_settings(Config config, const std::vector<std::string>& settings, const ConfigNotes& note) {
+  for (const std::string& setting : settings) apply_setting(config, setting);
+  resolve_retired(config, config.train.batch, note);
+  validate(config);
+  return config;
+}
+}  // namespace
+
 Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
                    const ConfigNotes& note) {
   Config config;
@@ -409,10 +418,14 @@ Config load_config(const std::string& name_or_file, const std::vector<std::strin
     apply_toml(config, text_of_file(name_or_file), name_or_file, note);
   else
     apply_toml(config, preset_of(name_or_file).toml, "preset " + name_or_file);
-  for (const std::string& setting : settings) apply_setting(config, setting);
-  resolve_retired(config, config.train.batch, note);
-  validate(config);
-  return config;
+  return with_settings(config, settings, note);
+}
+
+Config read_config(const std::string& text, const std::string& origin,
+                   const std::vector<std::string>& settings, const ConfigNotes& note) {
+  Config config;
+  apply_toml(config, text, origin, note);
+  return with_settings(config, settings, note);
 }
 
 std::string to_toml(const Config& config) {

@@ -84,6 +84,8 @@ struct Config {
     double lr = 1e-4;
     double min_lr = 3e-5;
     std::int64_t warmup = 2000;
+    std::string schedule = "cosine";  // after the warm-up: cosine, wsd, constant
+    double decay_share = 0.2;         // wsd: share of the steps, the last ones, in which the rate falls
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;
@@ -178,6 +180,10 @@ using ConfigNotes = std::function<void(const std::string&)>;
 // result. Throws ConfigError.
 Config load_config(const std::string& name_or_file, const std::vector<std::string>& settings,
                    const ConfigNotes& note = {});
+
+// The same for the TOML text of a config. `origin` names the text in messages.
+Config read_config(const std::string& text, const std::string& origin,
+                   const std::vector<std::string>& settings, const ConfigNotes& note = {});
 
 // Parses TOML text and changes the keys of `config` that it sets. `origin` names the text in messages. Does
 // not validate combinations. Throws ConfigError.

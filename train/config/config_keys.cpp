@@ -99,8 +99,12 @@ std::vector<Key> config_keys(Config& c) {
       {"train.micro_batch", IntegerKey{&c.train.micro_batch, 0, 10'000'000}, reported,
        "sequences a forward pass; divides batch; 0: the largest that fits the device"},
       {"train.lr", NumberKey{&c.train.lr, 0, 10, true}, reported, "peak learning rate"},
-      {"train.min_lr", NumberKey{&c.train.min_lr, 0, 10}, reported, "learning rate at the end of the cosine"},
+      {"train.min_lr", NumberKey{&c.train.min_lr, 0, 10}, reported, "learning rate of the last step"},
       {"train.warmup", IntegerKey{&c.train.warmup, 0, 1'000'000'000}, reported, "steps of linear warm-up"},
+      {"train.schedule", TextKey{&c.train.schedule, {"cosine", "wsd", "constant"}}, reported,
+       "learning rate after the warm-up: cosine to min_lr; constant, then linear to min_lr (wsd); constant"},
+      {"train.decay_share", NumberKey{&c.train.decay_share, 0, 1}, reported,
+       "wsd: share of the steps, the last ones, in which the learning rate falls"},
       // Outside these limits the float32 arithmetic of AdamW would round 1 - beta or eps to zero.
       {"train.beta1", NumberKey{&c.train.beta1, 0, 0.999999}, reported,
        "AdamW: decay of the running mean of gradients"},

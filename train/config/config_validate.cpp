@@ -210,7 +210,7 @@ void check_schedule(const Config& c) {
           equals("train.warmup", c.train.warmup) + " is longer than the run of " + std::to_string(c.steps()) +
               " steps (" + (c.train.steps ? "train.steps" : "train.tokens / (train.batch * data.seq_len)") +
               "); lower train.warmup or train longer");
-  require(c.train.min_lr <= c.train.lr,
+  require(c.train.schedule == "constant" || c.train.min_lr <= c.train.lr,
           equals("train.min_lr", c.train.min_lr) + ", where the schedule ends, is above its peak " +
               equals("train.lr", c.train.lr) + "; lower train.min_lr or raise train.lr");
 }

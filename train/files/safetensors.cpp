@@ -12,7 +12,6 @@ namespace goat {
 static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
 
 namespace {
-std::string shape_text(const std::vector<std::int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
 // Number of elements of the shape, or -1 if a dimension is negative or the product needs more than 62 bits.
 std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
@@ -51,6 +50,8 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& fiel
   return entry;
 }
 }  // namespace
+
+std::string shape_text(const std::vector<std::int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
 std::string safetensors_header(std::vector<SafetensorsEntry>& tensors,
                                const std::map<std::string, std::string>& metadata) {

@@ -19,6 +19,8 @@ struct SafetensorsEntry {
   std::uint64_t begin = 0, end = 0;  // in bytes from the start of the first tensor
 };
 
+std::string shape_text(const std::vector<std::int64_t>& shape);  // "[2,3]"
+
 // The first bytes of a file that holds these tensors one after the other: the header and its length. Computes
 // begin and end of each entry. The tensors' elements follow, row-major.
 std::string safetensors_header(std::vector<SafetensorsEntry>& tensors,

@@ -19,12 +19,13 @@ namespace {
 constexpr const char* config_file = "config.toml";
 constexpr const char* metrics_file = "metrics.jsonl";
 constexpr const char* summary_file = "summary.json";
+constexpr const char* start_file = "init_from.json";
 // Exists until all entries of the old run have been moved.
 const std::string moving_aside = std::string(replaced_run) + ".partial";
 
 // The entries that a run writes; config.toml comes first.
-constexpr std::array run_entries = {config_file, metrics_file, summary_file, "checkpoints",
-                                    "figures",   "analysis",   "tokenizer"};
+constexpr std::array run_entries = {config_file,   metrics_file, summary_file, start_file,
+                                    "checkpoints", "figures",    "analysis",   "tokenizer"};
 
 // Length of metrics.jsonl in bytes, up to and including the last complete line whose step
 // the checkpoint includes.
@@ -187,6 +188,7 @@ void RunFolder::establish(const Config& config) {
     write_file_atomically(path_ / config_file, to_toml(config));
     // A resumed run may have a summary from its earlier end.
     fs::remove(path_ / summary_file);
+    if (!start_.empty()) write_file_atomically(path_ / start_file, start_);
     fs::create_directories(path_ / "figures");
     fs::create_directories(path_ / "checkpoints");
     // Sampling needs the tokenizer later, even if the data have moved.

@@ -1,4 +1,5 @@
-// RunFolder: runs/NAME with config.toml, metrics.jsonl, summary.json, checkpoints/ and figures/.
+// RunFolder: runs/NAME with config.toml, metrics.jsonl, summary.json, checkpoints/ and figures/, and
+// init_from.json of a run that started with another one's weights.
 #pragma once
 
 #include <filesystem>
@@ -42,6 +43,9 @@ class RunFolder {
   void resume_from(std::optional<FoundCheckpoint> checkpoint) { resumed_ = std::move(checkpoint); }
   const std::optional<FoundCheckpoint>& resumed() const { return resumed_; }
 
+  // To be called before establish(): with what a new run starts, which establish() writes to init_from.json.
+  void starts_with(std::string json) { start_ = std::move(json); }
+
   // Makes the folder this run's; called once the run has something to keep (its first step). Moves a
   // run that is overwritten aside, writes config.toml, opens metrics.jsonl and removes its lines after
   // the resumed checkpoint.
@@ -65,6 +69,7 @@ class RunFolder {
   bool fresh_ = false;      // the folder held no run
   bool overwrite_ = false;  // the run in the folder is replaced
   std::optional<FoundCheckpoint> resumed_;
+  std::string start_;  // JSON; empty: with nothing but the config
   std::optional<LineLog> metrics_;
 };
 

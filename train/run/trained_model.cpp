@@ -1,53 +1,17 @@
 #include "train/run/trained_model.h"
 
-#include <cstdio>
 #include <utility>
 
 #include "data/data_error.h"
 #include "train/model/model_parameters.h"
 #include "train/run/checkpoint.h"
-#include "train/run/run_folder.h"
+#include "train/run/find_model.h"
 
 namespace goat {
 
 namespace fs = std::filesystem;
 
 namespace {
-[[noreturn]] void fail(const fs::path& path, const std::string& what) {
-  throw DataError("--checkpoint " + path.string() + ": " + what);
-}
-
-fs::path normal(const fs::path& path) {
-  fs::path result = fs::absolute(path).lexically_normal();
-  return result.has_filename() ? result : result.parent_path();  // without a trailing slash
-}
-
-// The newest complete checkpoint of a run.
-FoundCheckpoint newest_of(const fs::path& run) {
-  auto found = newest_checkpoint(run, Needed::model, [](const std::string& reason) {
-    std::fprintf(stderr, "warning: %s\n", reason.c_str());
-  });
-  if (found) return *found;
-  const fs::path replaced = run / replaced_run;
-  fail(run, std::string("no complete checkpoint here; expected a run folder with checkpoints/step_*, or a "
-                        "folder with model.safetensors and state.json") +
-                (fs::exists(replaced) ? "\nThe run that this one replaces is still in " + replaced.string() +
-                                            ", until this one has a checkpoint"
-                                      : ""));
-}
-
-// The verified checkpoint that `path` refers to.
-FoundCheckpoint checkpoint_of(const fs::path& path) {
-  if (!fs::exists(path)) fail(path, "no such file or folder");
-  const bool folder = fs::is_directory(path);
-  if (!folder && path.filename() != "model.safetensors")
-    fail(path, "expected a run folder, a step_* folder in it, or the model.safetensors there");
-  if (folder && !fs::exists(path / "state.json") && !fs::exists(path / "model.safetensors"))
-    return newest_of(normal(path));
-  const fs::path checkpoint = folder ? normal(path) : normal(path).parent_path();
-  return {checkpoint, verify_checkpoint(checkpoint, Needed::model)};
-}
-
 // RUN of RUN/checkpoints/step_*, even if reached through a link; otherwise the checkpoint's own folder.
 fs::path run_of(const fs::path& checkpoint) {
   for (const fs::path& folder : {checkpoint, fs::canonical(checkpoint)})
@@ -81,7 +45,7 @@ struct TrainedModel::Opened {
 };
 
 TrainedModel::TrainedModel(const fs::path& path, Device& device, const std::string& precision)
-    : TrainedModel(Opened(checkpoint_of(path), device, precision), device) {}
+    : TrainedModel(Opened(find_model(path, "--checkpoint"), device, precision), device) {}
 
 TrainedModel::TrainedModel(Opened opened, Device& device)
     : checkpoint_(std::move(opened.checkpoint)),

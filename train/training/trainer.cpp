@@ -97,8 +97,9 @@ void Trainer::allocate() {
   model_.bind(device_);
 }
 
-void Trainer::initialize() {
+void Trainer::initialize(const InitialWeights* weights) {
   plan_.parameters.initialize(device_, static_cast<std::uint64_t>(config().train.seed));
+  if (weights) load_weights(*weights, device_, plan_.parameters);
   plan_.replicas.gather_weights();
   settle_weights();
 }

@@ -15,6 +15,7 @@
 #include "train/config/config.h"
 #include "train/replicas/ranks.h"
 #include "train/run/checkpoint.h"
+#include "train/run/initial_weights.h"
 #include "train/training/divergence_watch.h"
 #include "train/training/input_ring.h"
 #include "train/training/spike_filter.h"
@@ -57,8 +58,9 @@ class Trainer {
 
   // Throws std::runtime_error if the plan does not fit. The message names a setting that fits.
   void require_memory() const;
-  void allocate();    // then call initialize() or restore()
-  void initialize();  // draws the initial weights
+  void allocate();  // then call initialize() or restore()
+  // Draws the initial weights. `weights`: then loads these over them.
+  void initialize(const InitialWeights* weights = nullptr);
   // Reads weights and moments. Throws DataError.
   void restore(const std::filesystem::path& checkpoint);
 

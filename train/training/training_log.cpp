@@ -91,6 +91,13 @@ void TrainingLog::announce(const std::string& why, const TokenSource& data,
   std::fflush(stdout);
 }
 
+void TrainingLog::announce(const InitialWeights& weights) const {
+  std::printf("weights     of step %lld of %s\n", static_cast<long long>(weights.from.manifest.state.step),
+              weights.from.folder.c_str());
+  for (const std::string& line : weights.lines()) std::printf("            %s\n", line.c_str());
+  std::fflush(stdout);
+}
+
 std::int64_t TrainingLog::sequences_in_all() const {
   const RunState& state = trainer_.state();
   return state.sequences + (trainer_.steps() - state.step) * config_.train.batch;

@@ -29,6 +29,7 @@ class TrainingLog {
   // micro_batch_origin: see MicroBatchChoice.
   void announce(const std::string& why, const TokenSource& data, const std::string& micro_batch_origin,
                 const Ranks& ranks) const;
+  void announce(const InitialWeights& weights) const;
   void saved(const std::filesystem::path& checkpoint);
   // Warns that a checkpoint could not be saved. `newest` is the newest checkpoint before it, or empty.
   void not_saved(const std::string& reason, bool training_goes_on, const std::filesystem::path& newest);
