@@ -63,7 +63,8 @@ void Replicas::end_leaf(std::int64_t leaf) const {
 
 // With unit 0 all are on their way. What is enqueued then may read their sum.
 void Replicas::send_gradients_of(std::size_t unit) const {
-  for (const Place& place : std::ranges::equal_range(places_, unit, {}, &Place::first_unit))
+  const auto first = std::ranges::lower_bound(places_, unit, {}, &Place::first_unit);
+  for (auto place = first; place != places_.end() && place->first_unit == unit; ++place)
     send_gradients(place);
   if (unit == 0) exchange_.lead_device();
 }
