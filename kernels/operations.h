@@ -112,8 +112,13 @@ struct RmsNormBackward {
 };
 
 // --------------------------------------------------------------------------------------------------- linear
-// tf32: a device may round the f32 operands of the matrix product to TF32 (10 bits of mantissa) if that is
-// faster. Sums stay in fp32.
+// What the f32 factors of a matrix product are rounded to. Sums stay in fp32. Factors that are bf16 already
+// are taken as they are.
+enum class Factors : std::uint8_t {
+  as_stored,
+  tf32,  // to TF32 (10 bits of mantissa), where a device has that and it is faster
+  bf16   // to bf16 (7 bits of mantissa), to nearest
+};
 
 // out = x weight^T + bias
 struct LinearForward {
@@ -121,7 +126,7 @@ struct LinearForward {
   Tensor x;       // [N, I]
   Tensor weight;  // [O, I], weight
   Tensor bias;    // [O], weight; optional
-  bool tf32 = false;
+  Factors factors = Factors::as_stored;
 };
 
 // dx = dout weight
@@ -129,7 +134,7 @@ struct LinearBackwardInput {
   Tensor dx;      // [N, I]
   Tensor dout;    // [N, O]
   Tensor weight;  // [O, I], weight
-  bool tf32 = false;
+  Factors factors = Factors::as_stored;
 };
 
 // dweight += dout^T x,  dbias += column sums of dout
@@ -138,7 +143,7 @@ struct LinearBackwardWeight {
   Tensor dbias;    // f32 [O] += optional
   Tensor dout;     // [N, O]
   Tensor x;        // [N, I]
-  bool tf32 = false;
+  Factors factors = Factors::as_stored;
 };
 
 // ----------------------------------------------------------------------------------------------------- gelu
@@ -172,7 +177,7 @@ struct LinearGeluForward {
   Tensor x;          // [N, I]
   Tensor weight;     // [O, I], weight
   Tensor bias;       // [O], weight; optional
-  bool tf32 = false;
+  Factors factors = Factors::as_stored;
   Epilogue epilogue = Epilogue::own;
 };
 
@@ -186,7 +191,7 @@ struct LinearGeluBackwardInput {
   Tensor dout;        // [N, O]
   Tensor weight;      // [O, I], weight
   Tensor projected;   // [N, I], as saved by the forward operation
-  bool tf32 = false;
+  Factors factors = Factors::as_stored;
   Epilogue epilogue = Epilogue::own;
 };
 

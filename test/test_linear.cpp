@@ -216,8 +216,9 @@ double rounded_to_tf32(double value) {
   const double fraction = std::frexp(value, &exponent);  // 11 bits with the leading one
   return std::ldexp(std::round(std::ldexp(fraction, 11)), exponent - 11);
 }
-Values rounded_to_tf32(Values values) {
-  for (double& value : values) value = rounded_to_tf32(value);
+Values rounded_by(Factors factors, Values values) {
+  for (double& value : values)
+    value = factors == Factors::tf32 ? rounded_to_tf32(value) : rounded_to(DType::bf16, value);
   return values;
 }
 
@@ -231,7 +232,7 @@ Products products_of(const Shape& s, const Values& x, const Values& weight, cons
 }  // namespace
 
 TEST_CASE(
-    "linear: TF32 products are those of operands cut to 10 bits, and full fp32 where a device has none") {
+    "linear: TF32 and bf16 products are those of rounded factors, and full fp32 where a device has no TF32") {
   const auto seed = fresh_seed();
   Rng rng(seed);
   const Shape s{33, 64, 40};
@@ -243,18 +244,20 @@ TEST_CASE(
                bias_memory = Operand::normal(*device, rng, {s.out + 1}, "bias", 1, dtype),
                dout = Operand::normal(*device, rng, {s.tokens, s.out}, "dout", 1, dtype),
                start = Operand::normal(*device, rng, {s.out, s.in}, "dweight");
-    for (const std::int64_t shift : {0, 1}) {  // 1: a bias that the matrix library may not take
+    // Shift 1: a bias that the matrix library may not take.
+    for (const auto& [factors, shift] :
+         {std::pair(Factors::tf32, 0), {Factors::tf32, 1}, {Factors::bf16, 0}, {Factors::bf16, 1}}) {
       const Tensor bias = bias_memory.tensor().slice(0, shift, s.out);
-      const auto run = [&, type = dtype](bool tf32) {
+      const auto run = [&, type = dtype](Factors chosen) {
         const Operand out(*device, type, {s.tokens, s.out}, "out"), dx(*device, type, {s.tokens, s.in}, "dx");
         const auto dweight = Operand::of(*device, start.values(), {s.out, s.in}, "dweight");
-        device->run(LinearForward{out, x, weight, bias, tf32});
-        device->run(LinearBackwardInput{dx, dout, weight, tf32});
-        device->run(LinearBackwardWeight{dweight, {}, dout, x, tf32});
+        device->run(LinearForward{out, x, weight, bias, chosen});
+        device->run(LinearBackwardInput{dx, dout, weight, chosen});
+        device->run(LinearBackwardWeight{dweight, {}, dout, x, chosen});
         return std::array<Values, 3>{out.values(), dx.values(), dweight.values()};
       };
-      const std::array<Values, 3> full = run(false), got = run(true);
-      if (name == "cpu" || dtype == DType::bf16) {
+      const std::array<Values, 3> full = run(Factors::as_stored), got = run(factors);
+      if ((name == "cpu" && factors == Factors::tf32) || dtype == DType::bf16) {
         CHECK((got == full));
         continue;
       }
@@ -264,19 +267,22 @@ TEST_CASE(
                            start.values());
       };
       const Products exact = products([](Values values) { return values; }),
-                     rounded = products([](Values values) { return rounded_to_tf32(std::move(values)); });
+                     rounded = products(
+                         [&, to = factors](Values values) { return rounded_by(to, std::move(values)); });
       const Oracle* wants[] = {&exact.out, &exact.dx, &exact.dweight};
       const Oracle* roundeds[] = {&rounded.out, &rounded.dx, &rounded.dweight};
       for (std::size_t which = 0; which < 3; ++which) {
-        INFO("product " << which << ", bias at " << shift);
-        if (name == "simt") CHECK((got[which] != full[which]));  // a matrix library may decline
-        // A factor is cut by 2^-10 of itself or less.
+        INFO("product " << which << ", bias at " << shift
+                        << (factors == Factors::bf16 ? ", bf16" : ", TF32"));
+        if (name != "cuda") CHECK((got[which] != full[which]));  // a matrix library may decline
+        // Each of two factors is cut by half an ulp or less: 2^-11 of itself, or 2^-9.
         const Oracle& want = *wants[which];
         std::size_t beyond = 0;
         for (std::size_t i = 0; i < want.value.size(); ++i)
-          beyond += !(std::abs(got[which][i] - want.value[i]) <= 0x1p-9 * want.terms[i]);
+          beyond += !(std::abs(got[which][i] - want.value[i]) <=
+                      (factors == Factors::bf16 ? 0x1p-7 : 0x1p-9) * want.terms[i]);
         CHECK(beyond == 0);
-        if (name == "simt") CHECK_FP32(got[which], roundeds[which]->value, roundeds[which]->terms);
+        if (name != "cuda") CHECK_FP32(got[which], roundeds[which]->value, roundeds[which]->terms);
       }
     }
   }

@@ -61,18 +61,20 @@ struct Results {
   Values all() const { return concatenated({out.values(), projected.values(), dprojected.values()}); }
 };
 
-void run(Device& device, const Layer& layer, const Results& results, Epilogue epilogue, bool tf32 = false) {
-  device.run(
-      LinearGeluForward{results.out, results.projected, layer.x, layer.weight, layer.bias, tf32, epilogue});
-  device.run(
-      LinearGeluBackwardInput{results.dprojected, layer.dout, layer.down, results.projected, tf32, epilogue});
+void run(Device& device, const Layer& layer, const Results& results, Epilogue epilogue,
+         Factors factors = Factors::as_stored) {
+  device.run(LinearGeluForward{results.out, results.projected, layer.x, layer.weight, layer.bias, factors,
+                               epilogue});
+  device.run(LinearGeluBackwardInput{results.dprojected, layer.dout, layer.down, results.projected, factors,
+                                     epilogue});
 }
 
 // The same by an operation for each step.
-void run_apart(Device& device, const Layer& layer, const Results& results, bool tf32 = false) {
-  device.run(LinearForward{results.projected, layer.x, layer.weight, layer.bias, tf32});
+void run_apart(Device& device, const Layer& layer, const Results& results,
+               Factors factors = Factors::as_stored) {
+  device.run(LinearForward{results.projected, layer.x, layer.weight, layer.bias, factors});
   device.run(GeluForward{results.out, results.projected});
-  device.run(LinearBackwardInput{results.dprojected, layer.dout, layer.down, tf32});
+  device.run(LinearBackwardInput{results.dprojected, layer.dout, layer.down, factors});
   device.run(GeluBackward{results.dprojected, results.dprojected, results.projected});
 }
 
@@ -130,11 +132,11 @@ TEST_CASE(
 TEST_CASE("linear with gelu: by kernels, bitwise what the operations give one by one") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     for (const Shape& s : {Shape{33, 40, 72}, Shape{5, 7, 3}})
-      for (const bool tf32 : {false, true}) {
+      for (const Factors factors : {Factors::as_stored, Factors::tf32, Factors::bf16}) {
         const Layer layer(device, rng, s, dtype);
         const Results together(device, s, dtype), apart(device, s, dtype);
-        run(device, layer, together, Epilogue::own, tf32);
-        run_apart(device, layer, apart, tf32);
+        run(device, layer, together, Epilogue::own, factors);
+        run_apart(device, layer, apart, factors);
         CHECK(together.all() == apart.all());
       }
   });
@@ -149,8 +151,8 @@ TEST_CASE("linear with gelu: without bias") {
       layer.bias.set(Values(40, 0));
       const Results with(device, s, dtype), without(device, s, dtype);
       run(device, layer, with, epilogue);
-      device.run(
-          LinearGeluForward{without.out, without.projected, layer.x, layer.weight, {}, false, epilogue});
+      device.run(LinearGeluForward{
+          without.out, without.projected, layer.x, layer.weight, {}, Factors::as_stored, epilogue});
       CHECK_MATCHES(dtype, without.projected.values(), layer.projected(s).value, layer.projected(s).terms);
       CHECK_MATCHES(dtype, without.out.values(), with.out.values());
     }
@@ -194,11 +196,12 @@ TEST_CASE(
       const bool own = epilogue == Epilogue::own;
       const Operand out(device, dtype, {1, 8}, "out"), projected(device, dtype, {1, 8}, "projected"),
           dprojected(device, dtype, {1, 8}, "dprojected");
-      device.run(LinearGeluForward{out, projected, row(1, "x"), ones, bias, false, epilogue});
+      device.run(LinearGeluForward{out, projected, row(1, "x"), ones, bias, Factors::as_stored, epilogue});
       CHECK(projected.values() == Values(8, 1));
       CHECK(out.values() == Values(8, rounded_to(dtype, gelu(own ? 1 : 1 + 0x1p-8))));
       const double sum = 1 + 3 * 0x1p-8;
-      device.run(LinearGeluBackwardInput{dprojected, row(1 + 0x1p-7, "dout"), down, at_one, false, epilogue});
+      device.run(LinearGeluBackwardInput{dprojected, row(1 + 0x1p-7, "dout"), down, at_one,
+                                         Factors::as_stored, epilogue});
       CHECK(dprojected.values() ==
             Values(8, rounded_to(dtype, gelu_derivative(1) * (own ? rounded_to(dtype, sum) : sum))));
     }
@@ -274,21 +277,22 @@ TEST_CASE("linear with gelu: no tokens are no work, and nothing is added") {
   });
 }
 
-TEST_CASE("linear with gelu: tf32 rounds the operands of the product where the device has it") {
+TEST_CASE("linear with gelu: the factors are rounded to bf16, and to TF32 where the device has it") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     const Shape s{16, 200, 64};
     const Layer layer(device, rng, s, dtype);
     const Results full(device, s, dtype), rounded(device, s, dtype), apart(device, s, dtype);
-    for (const Epilogue epilogue : epilogues) {
-      INFO(name_of(epilogue));
-      run(device, layer, full, epilogue);
-      run(device, layer, rounded, epilogue, true);
-      run_apart(device, layer, apart, true);
-      if (dtype == DType::f32 && device.info().name == "cuda") continue;  // cuBLASLt may decline
-      const bool has_tf32 = dtype == DType::f32 && device.info().name == "simt";
-      CHECK((rounded.all() != full.all()) == has_tf32);
-      if (has_tf32) CHECK(rounded.all() == apart.all());  // in f32 both epilogues round alike
-    }
+    if (dtype == DType::f32 && device.info().name == "cuda") return;  // cuBLASLt may decline
+    for (const Epilogue epilogue : epilogues)
+      for (const Factors factors : {Factors::tf32, Factors::bf16}) {
+        INFO(name_of(epilogue) << (factors == Factors::bf16 ? ", bf16" : ", TF32"));
+        run(device, layer, full, epilogue);
+        run(device, layer, rounded, epilogue, factors);
+        run_apart(device, layer, apart, factors);
+        const bool rounds = dtype == DType::f32 && (factors == Factors::bf16 || device.info().name == "simt");
+        CHECK((rounded.all() != full.all()) == rounds);
+        if (rounds) CHECK(rounded.all() == apart.all());  // in f32 both epilogues round alike
+      }
   });
 }
 

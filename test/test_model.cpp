@@ -138,7 +138,8 @@ class CountingDevice final : public CpuDevice {
 // A cpu device that notes how it may compute.
 class NotingDevice final : public CpuDevice {
  public:
-  int products = 0, tf32_products = 0, library_epilogues = 0, backward_passes = 0, deterministic_passes = 0;
+  int products = 0, tf32_products = 0, bf16_products = 0, library_epilogues = 0, backward_passes = 0,
+      deterministic_passes = 0;
 
  protected:
   using CpuDevice::launch;
@@ -157,21 +158,23 @@ class NotingDevice final : public CpuDevice {
   template <class Product>
   void product(const Product& op) {
     ++products;
-    tf32_products += op.tf32;
+    tf32_products += op.factors == Factors::tf32;
+    bf16_products += op.factors == Factors::bf16;
     if constexpr (requires { op.epilogue; }) library_epilogues += op.epilogue == Epilogue::library;
     CpuDevice::launch(op);
   }
 };
 }  // namespace
 
-TEST_CASE("model: model.tf32 reaches every matrix product, train.deterministic every backward pass") {
+TEST_CASE("model: model.tf32 and precision reach every matrix product, train.deterministic every backward") {
   const std::vector<Settings> blocks = {{}, {"model.block=llama", "model.tied=false"}};
   for (const Settings& block : blocks)
-    for (const bool tf32 : {false, true})
+    for (const char* arithmetic : {"model.tf32=none", "model.tf32=all", "model.precision=bf16"})
       for (const bool deterministic : {false, true}) {
-        const Config config = tiny_config(
-            with(block, {tf32 ? "model.tf32=all" : "model.tf32=none",
-                         deterministic ? "train.deterministic=true" : "train.deterministic=false"}));
+        const bool tf32 = arithmetic == std::string("model.tf32=all"),
+                   bf16 = arithmetic == std::string("model.precision=bf16");
+        const Config config = tiny_config(with(
+            block, {arithmetic, deterministic ? "train.deterministic=true" : "train.deterministic=false"}));
         NotingDevice device;
         TestModel test(config, device, {2, config.data.seq_len}, 7);
         test.parameters.zero_gradients(device);
@@ -180,6 +183,7 @@ TEST_CASE("model: model.tf32 reaches every matrix product, train.deterministic e
         INFO("block " << config.model.block);
         CHECK(device.products > 20);
         CHECK(device.tf32_products == (tf32 ? device.products : 0));
+        CHECK(device.bf16_products == (bf16 ? device.products : 0));
         CHECK(device.backward_passes == 2);
         CHECK(device.deterministic_passes == (deterministic ? 2 : 0));
       }

@@ -223,7 +223,7 @@ TEST_CASE("bf16: a run that is interrupted ends as one that is not, whatever the
 }
 
 TEST_CASE("bf16: a checkpoint of any device and precision resumes on any other, from the same fp32 weights") {
-  std::vector<std::pair<std::string, std::string>> variants = {{"cpu", "fp32"}};
+  std::vector<std::pair<std::string, std::string>> variants = {{"cpu", "fp32"}, {"cpu", "bf16"}};
   for (const std::string& name : goat::test::device_names(DType::bf16))
     for (const char* precision : {"fp32", "bf16"}) variants.emplace_back(name, precision);
   for (const auto& [from, precision] : variants) {

@@ -264,5 +264,7 @@ def test_the_simulated_gpu_trains(run_binary, tmp_path):
     result = run_binary("--resume", "--out", tmp_path / "run", "--device", "cpu", "--set", "train.steps=3")
     assert "resuming in fp32; the steps before were computed in bf16" in result.stderr
     on_cpu = ["--checkpoint", tmp_path / "run", "--device", "cpu"]
-    told = run_binary("eval", *on_cpu, "--precision", "bf16", code=2)
-    assert "the cpu device computes in fp32" in told.stderr
+    for precision in ("bf16", "fp32"):
+        run_binary("eval", *on_cpu, "--precision", precision, "--tokens", 256, "--json", tmp_path / "cpu.json")
+        nll = json.loads((tmp_path / "cpu.json").read_text())["results"][0]["nll"]
+        assert nll == pytest.approx(second, abs=1e-3)

@@ -49,7 +49,7 @@ OTHER = {
     "model.rope_base": (100, {"model.attention": "rope"}),
     "model.rope_fraction": (0.5, {"model.attention": "rope"}),
     "model.attn_scale": ("none", {}),
-    "model.precision": ("fp32", {}),
+    "model.precision": ("bf16", {}),
     "model.tf32": ("all", {}),
     "model.epilogue": ("library", {}),
     "model.recompute": ("block", {"model.layers": 4}),
@@ -120,8 +120,8 @@ OTHER = {
     "log.interval": (3, {}),
 }
 AMONG_RANKS = {key for key in OTHER if key.startswith("distributed.") and key != "distributed.leaves"}
-# These are what the cpu takes by itself: another value shows by its refusal, and cannot be resumed with.
-EFFECT = OTHER | {"model.precision": ("bf16", {}), "train.cuda_graph": ("on", {})}
+# The cpu takes no other value of it: one shows by its refusal, and cannot be resumed with.
+EFFECT = OTHER | {"train.cuda_graph": ("on", {})}
 
 
 def keys_of(table, prefix=""):

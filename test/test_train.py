@@ -169,7 +169,7 @@ def test_a_folder_that_is_no_run_is_never_touched(run_binary, tmp_path):
         (["--config", "copy_mixture", "--set", "prior.pos_rank=40"], ["prior.pos_rank"]),
         (["--config", "copy_mixture", "--set", "train.micro_batch=5"], ["train.micro_batch"]),
         (["--config", "copy_mixture", "--device", "tpu"], ["tpu", "cpu"]),
-        (["--config", "copy_mixture", "--set", "model.precision=bf16", "--device", "cpu"], ["bf16", "fp32"]),
+        (["--config", "copy_mixture", "--set", "model.precision=fp16"], ["model.precision", "bf16", "fp32"]),
     ],
 )
 def test_bad_usage_is_explained_with_exit_code_2_and_leaves_nothing(run_binary, tmp_path, arguments, words):

@@ -2,6 +2,8 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
+#include "kernels/cpu/bf16_product.h"
+
 namespace goat {
 
 namespace {
@@ -19,7 +21,8 @@ const char* vector_unit() {
 std::string cpu_arithmetic() {
   const dnnl_version_t& library = *dnnl_version();
   return std::string(vector_unit()) + ", oneDNN " + std::to_string(library.major) + "." +
-         std::to_string(library.minor) + "." + std::to_string(library.patch);
+         std::to_string(library.minor) + "." + std::to_string(library.patch) +
+         (bf16_form() == Bf16Form::library ? ", bf16 products" : "");
 }
 
 }  // namespace goat

@@ -1,5 +1,5 @@
-// The CPU device: fp32, OpenMP over rows and heads, SIMD (simd.h), oneDNN for GEMM. Each layer's file
-// defines its launch().
+// The CPU device: fp32 (products also of bf16 factors), OpenMP over rows and heads, SIMD (simd.h), oneDNN for
+// GEMM. Each layer's file defines its launch().
 #pragma once
 
 #include "kernels/device.h"
@@ -25,6 +25,11 @@ class CpuDevice : public Device {
   // product does not count.
   WorkspaceMemory use_workspace(WorkspaceMemory memory) override { return workspace_.use(memory); }
   using Device::workspace;
+  std::size_t workspace(const LinearForward& op) const override;
+  std::size_t workspace(const LinearBackwardInput& op) const override;
+  std::size_t workspace(const LinearBackwardWeight& op) const override;
+  std::size_t workspace(const LinearGeluForward& op) const override;
+  std::size_t workspace(const LinearGeluBackwardInput& op) const override;
   std::size_t workspace(const LayerNormBackward& op) const override;
   std::size_t workspace(const RmsNormBackward& op) const override;
   std::size_t workspace(const SinkForward& op) const override;

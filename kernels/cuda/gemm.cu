@@ -55,6 +55,16 @@ cublasLtEpilogue_t epilogue_of(const Product& product) {
   return product.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
+cublasComputeType_t arithmetic_of(const Product& product) {
+  if (product.left.tensor.dtype != DType::f32) return CUBLAS_COMPUTE_32F;
+  switch (product.factors) {
+    case Factors::tf32: return CUBLAS_COMPUTE_32F_FAST_TF32;
+    case Factors::bf16: return CUBLAS_COMPUTE_32F_FAST_16BF;
+    case Factors::as_stored: break;
+  }
+  return CUBLAS_COMPUTE_32F;
+}
+
 // A product as cuBLASLt describes it. The opaque structures hold no resources.
 struct Description {
   cublasLtMatmulDescOpaque_t operation;
@@ -64,10 +74,7 @@ struct Description {
       : out(layout_of(product.out)),
         left(layout_of(product.left.tensor)),
         right(layout_of(product.right.tensor)) {
-    const cublasComputeType_t products = product.tf32 && product.left.tensor.dtype == DType::f32
-                                             ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                             : CUBLAS_COMPUTE_32F;
-    check_cublas(cublasLtMatmulDescInit(&operation, products, CUDA_R_32F), "operation");
+    check_cublas(cublasLtMatmulDescInit(&operation, arithmetic_of(product), CUDA_R_32F), "operation");
     set(CUBLASLT_MATMUL_DESC_TRANSA, product.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, product.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product));
@@ -127,7 +134,7 @@ struct Gemm::Library {
 
   // The first choice of cuBLASLt's heuristic. It is asked once for each key.
   const std::optional<cublasLtMatmulAlgo_t>& algorithm(const Product& product) {
-    const auto& [out, left, right, bias, accumulate, tf32, finish, aux] = product;
+    const auto& [out, left, right, bias, accumulate, factors, finish, aux] = product;
     const Key key{out.shape[0],
                   out.shape[1],
                   left.tensor.shape[left.transposed ? 0 : 1],
@@ -135,7 +142,7 @@ struct Gemm::Library {
                   static_cast<int>(left.tensor.dtype),
                   left.transposed,
                   right.transposed,
-                  tf32,
+                  static_cast<int>(factors),
                   epilogue_of(product),
                   alignment_of(out),
                   alignment_of(left.tensor),

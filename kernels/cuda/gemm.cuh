@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "kernels/cuda/target.cuh"
-#include "kernels/tensor.h"
+#include "kernels/operations.h"
 
 namespace goat::GOAT_TARGET {
 
@@ -29,12 +29,12 @@ struct Product {
   Factor left, right;
   Tensor bias{};            // optional
   bool accumulate = false;  // whether out is one of the terms
-  bool tf32 = false;        // whether f32 operands may be rounded to TF32
+  Factors factors = Factors::as_stored;
   Finish finish = Finish::none;
   Tensor aux{};  // [m, n], of `finish`
 };
 
-// Sums are fp32. Products of f32 are full fp32, or with `tf32` products of operands rounded to TF32. Results
+// Sums are fp32. Products of f32 are full fp32, or those of factors rounded to TF32 or bf16. Results
 // are deterministic. Throws std::runtime_error that names the tensors.
 class Gemm {
  public:

@@ -74,11 +74,11 @@ __global__ void __launch_bounds__(spread_threads)
 }
 
 Product product_of(const LinearForward& op) {
-  return {.out = op.out, .left = {op.x, false}, .right = {op.weight, true}, .bias = op.bias, .tf32 = op.tf32};
+  return {.out = op.out, .left = {op.x, false}, .right = {op.weight, true}, .bias = op.bias, .factors = op.factors};
 }
 
 Product product_of(const LinearBackwardInput& op) {
-  return {.out = op.dx, .left = {op.dout, false}, .right = {op.weight, false}, .tf32 = op.tf32};
+  return {.out = op.dx, .left = {op.dout, false}, .right = {op.weight, false}, .factors = op.factors};
 }
 
 Product product_of(const LinearBackwardWeight& op) {
@@ -86,7 +86,7 @@ Product product_of(const LinearBackwardWeight& op) {
           .left = {op.dout, true},
           .right = {op.x, false},
           .accumulate = true,
-          .tf32 = op.tf32};
+          .factors = op.factors};
 }
 
 Product product_of(const LinearGeluForward& op) {
@@ -94,7 +94,7 @@ Product product_of(const LinearGeluForward& op) {
           .left = {op.x, false},
           .right = {op.weight, true},
           .bias = op.bias,
-          .tf32 = op.tf32,
+          .factors = op.factors,
           .finish = Finish::gelu,
           .aux = op.projected};
 }
@@ -103,7 +103,7 @@ Product product_of(const LinearGeluBackwardInput& op) {
   return {.out = op.dprojected,
           .left = {op.dout, false},
           .right = {op.weight, false},
-          .tf32 = op.tf32,
+          .factors = op.factors,
           .finish = Finish::gelu_gradient,
           .aux = op.projected};
 }
@@ -190,7 +190,7 @@ void CudaDevice::launch(const LinearGeluForward& op) {
   if (op.epilogue == Epilogue::library && gemm_->supports(product))
     return gemm_->multiply(product, workspace);
   launch(
-      LinearForward{.out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias, .tf32 = op.tf32});
+      LinearForward{.out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias, .factors = op.factors});
   CudaDevice::launch(GeluForward{.out = op.out, .x = op.projected});
 }
 
@@ -206,7 +206,7 @@ void CudaDevice::launch(const LinearGeluBackwardInput& op) {
   if (op.epilogue == Epilogue::library && gemm_->supports(product))
     return gemm_->multiply(product, workspace);
   CudaDevice::launch(
-      LinearBackwardInput{.dx = op.dprojected, .dout = op.dout, .weight = op.weight, .tf32 = op.tf32});
+      LinearBackwardInput{.dx = op.dprojected, .dout = op.dout, .weight = op.weight, .factors = op.factors});
   CudaDevice::launch(GeluBackward{.dx = op.dprojected, .dout = op.dprojected, .x = op.projected});
 }
 

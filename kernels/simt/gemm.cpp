@@ -37,6 +37,10 @@ void round_to_tf32(std::vector<float>& values) {
   }
 }
 
+void round_to_bf16(std::vector<float>& values) {
+  for (float& value : values) value = __bfloat162float(__float2bfloat16(value));
+}
+
 void store(const Tensor& tensor, const std::vector<float>& values) {
   if (tensor.dtype == DType::bf16)
     std::transform(values.begin(), values.end(), static_cast<bf16*>(tensor.data),
@@ -57,8 +61,9 @@ void add_product(std::vector<float>& sums, const Product& product) {
                      k = left.tensor.shape[left.transposed ? 0 : 1];
   if (k == 0) return;
   std::vector<float> a = widened(left.tensor), b = widened(right.tensor);
-  if (product.tf32 && left.tensor.dtype == DType::f32)
-    for (std::vector<float>* factor : {&a, &b}) round_to_tf32(*factor);
+  if (product.factors != Factors::as_stored && left.tensor.dtype == DType::f32)
+    for (std::vector<float>* factor : {&a, &b})
+      product.factors == Factors::tf32 ? round_to_tf32(*factor) : round_to_bf16(*factor);
   const dnnl_status_t status =
       dnnl_sgemm(left.transposed ? 'T' : 'N', right.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data(),
                  left.tensor.shape[1], b.data(), right.tensor.shape[1], 1.0f, sums.data(), n);

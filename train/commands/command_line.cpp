@@ -165,8 +165,8 @@ void add_model(CLI::App& command, std::string& checkpoint, std::string& precisio
       ->required();
   command
       .add_option("--precision", precision,
-                  "of matrix products and activations (default: the run's model.precision; auto: bf16 on a "
-                  "GPU, fp32 on the cpu)")
+                  "of matrix products and activations (default: the run's model.precision, on the cpu "
+                  "fp32; auto: bf16 on a GPU, fp32 on the cpu)")
       ->type_name("auto|fp32|bf16")
       ->check(CLI::IsMember({"auto", "fp32", "bf16"}));
 }

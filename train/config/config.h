@@ -30,7 +30,7 @@ struct Config {
     double rope_fraction = 1;  // share of a head's content dimensions that rope turns
     // rsqrt: 1/sqrt(content dimension); none: 1 (reproduces the authors' unscaled baselines)
     std::string attn_scale = "rsqrt";
-    std::string precision = "auto";  // auto (bf16 on a GPU, fp32 on the cpu), fp32, bf16
+    std::string precision = "auto";  // auto: bf16 on a GPU, fp32 on the cpu; fp32; bf16
     std::string tf32 = "none";       // fp32 mode on cuda: GEMMs that may use TF32: none, all
     std::string epilogue = "own";    // own, library: where the GELU of a GPT block's MLP is computed
     std::string recompute = "none";  // none, gelu, block

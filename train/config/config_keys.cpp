@@ -37,7 +37,8 @@ std::vector<Key> config_keys(Config& c) {
       {"model.attn_scale", TextKey{&c.model.attn_scale, {"rsqrt", "none"}}, same_model,
        "scale of the content logits: 1/sqrt(content dimension) or 1"},
       {"model.precision", TextKey{&c.model.precision, {"auto", "fp32", "bf16"}}, reported,
-       "of matrix products and activations; auto: bf16 on a GPU, fp32 on the cpu"},
+       "of matrix products and activations, on the cpu of products alone; auto: bf16 on a GPU, fp32 on the "
+       "cpu"},
       {"model.tf32", TextKey{&c.model.tf32, {"none", "all"}}, reported,
        "GEMMs that may use TF32 in fp32 mode on a GPU"},
       {"model.epilogue", TextKey{&c.model.epilogue, {"own", "library"}}, reported,

@@ -24,7 +24,7 @@ std::int64_t chunk_rows(const PassPlan& plan) {
 Head::Head(const PassPlan& plan, const ParameterSet& parameters)
     : weight_(&parameters.at(plan.config.model.tied ? "embedding.padded" : "head.padded")),
       vocab_(plan.config.model.vocab),
-      tf32_(plan.config.model.tf32 == "all") {
+      factors_(factors_of(plan.config)) {
   plan.activation("targets", DType::i32, {plan.shape.tokens()}, targets_);
   plan.activation("losses", DType::f32, {plan.shape.tokens()}, losses_);
   plan.workspace("logits", {chunk_rows(plan), padded_vocab(plan.config)}, logits_);
@@ -36,7 +36,8 @@ void Head::compute_losses(Device& device, const Tensor& normed, float weight, co
   for (std::int64_t first = 0; first < tokens; first += logits_.shape[0]) {
     const std::int64_t rows = std::min(logits_.shape[0], tokens - first);
     const Tensor logits = logits_.slice(0, 0, rows), x = normed.slice(0, first, rows);
-    device.run(LinearForward{.out = logits, .x = x, .weight = weight_->value, .bias = {}, .tf32 = tf32_});
+    device.run(
+        LinearForward{.out = logits, .x = x, .weight = weight_->value, .bias = {}, .factors = factors_});
     device.run(CrossEntropy{.logits = logits,
                             .losses = losses_.slice(0, first, rows),
                             .targets = targets_.slice(0, first, rows),
@@ -46,9 +47,9 @@ void Head::compute_losses(Device& device, const Tensor& normed, float weight, co
                             .backward = static_cast<bool>(dnormed)});
     if (!dnormed) continue;
     device.run(LinearBackwardInput{
-        .dx = dnormed.slice(0, first, rows), .dout = logits, .weight = weight_->value, .tf32 = tf32_});
-    device.run(
-        LinearBackwardWeight{.dweight = weight_->grad, .dbias = {}, .dout = logits, .x = x, .tf32 = tf32_});
+        .dx = dnormed.slice(0, first, rows), .dout = logits, .weight = weight_->value, .factors = factors_});
+    device.run(LinearBackwardWeight{
+        .dweight = weight_->grad, .dbias = {}, .dout = logits, .x = x, .factors = factors_});
   }
 }
 
@@ -57,8 +58,11 @@ Tensor Head::logits(Device& device, const Tensor& normed, std::int64_t first, st
     throw std::invalid_argument("Head::logits: " + std::to_string(rows) + " rows, there is memory for " +
                                 std::to_string(most_rows()));
   const Tensor logits = logits_.slice(0, 0, rows);
-  device.run(LinearForward{
-      .out = logits, .x = normed.slice(0, first, rows), .weight = weight_->value, .bias = {}, .tf32 = tf32_});
+  device.run(LinearForward{.out = logits,
+                           .x = normed.slice(0, first, rows),
+                           .weight = weight_->value,
+                           .bias = {},
+                           .factors = factors_});
   return logits;
 }
 

@@ -3,6 +3,7 @@
 
 #include "train/memory/parameters.h"
 #include "train/memory/pass_plan.h"
+#include "train/model/layers.h"
 
 namespace goat {
 
@@ -31,7 +32,7 @@ class Head {
  private:
   const Parameter* weight_;  // [V_p, C]
   std::int64_t vocab_;
-  bool tf32_;       // model.tf32 = all
+  Factors factors_;
   Tensor targets_;  // i32 [N]
   Tensor logits_;   // [chunk, V_p]
   Tensor losses_;   // f32 [N]

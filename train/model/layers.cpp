@@ -9,10 +9,15 @@ Tensor flat(const Tensor* t) { return t ? t->reshape({t->elements()}) : Tensor{}
 Tensor matrix(const Tensor& packed) { return rows_of(packed, packed.shape[packed.rank - 1]); }
 }  // namespace
 
+Factors factors_of(const Config& config) {
+  if (config.model.precision == "bf16") return Factors::bf16;
+  return config.model.tf32 == "all" ? Factors::tf32 : Factors::as_stored;
+}
+
 LinearLayer::LinearLayer(const Config& config, const ParameterSet& parameters, const std::string& name)
     : weight_(&parameters.at(name + ".weight")),
       bias_(parameters.find(name + ".bias")),
-      tf32_(config.model.tf32 == "all"),
+      factors_(factors_of(config)),
       epilogue_(config.model.epilogue == "library" ? Epilogue::library : Epilogue::own) {}
 
 void LinearLayer::forward(Device& device, const Tensor& out, const Tensor& x) const {
@@ -21,13 +26,13 @@ void LinearLayer::forward(Device& device, const Tensor& out, const Tensor& x) co
                            .x = rows_of(x, w.shape[1]),
                            .weight = w,
                            .bias = flat(bias_ ? &bias_->value : nullptr),
-                           .tf32 = tf32_});
+                           .factors = factors_});
 }
 
 void LinearLayer::backward_input(Device& device, const Tensor& dx, const Tensor& dout) const {
   const Tensor w = matrix(weight_->value);
   device.run(LinearBackwardInput{
-      .dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w, .tf32 = tf32_});
+      .dx = rows_of(dx, w.shape[1]), .dout = rows_of(dout, w.shape[0]), .weight = w, .factors = factors_});
 }
 
 void LinearLayer::forward_gelu(Device& device, const Tensor& out, const Tensor& projected,
@@ -38,7 +43,7 @@ void LinearLayer::forward_gelu(Device& device, const Tensor& out, const Tensor& 
                                .x = rows_of(x, w.shape[1]),
                                .weight = w,
                                .bias = flat(bias_ ? &bias_->value : nullptr),
-                               .tf32 = tf32_,
+                               .factors = factors_,
                                .epilogue = epilogue_});
 }
 
@@ -49,7 +54,7 @@ void LinearLayer::backward_input_gelu(Device& device, const Tensor& dprojected, 
                                      .dout = rows_of(dout, w.shape[0]),
                                      .weight = w,
                                      .projected = rows_of(projected, w.shape[1]),
-                                     .tf32 = tf32_,
+                                     .factors = factors_,
                                      .epilogue = epilogue_});
 }
 
@@ -59,7 +64,7 @@ void LinearLayer::backward_weight(Device& device, const Tensor& dout, const Tens
                                   .dbias = flat(bias_ ? &bias_->grad : nullptr),
                                   .dout = rows_of(dout, dw.shape[0]),
                                   .x = rows_of(x, dw.shape[1]),
-                                  .tf32 = tf32_});
+                                  .factors = factors_});
 }
 
 NormLayer::NormLayer(const Config& config, const ParameterSet& parameters, const std::string& name)

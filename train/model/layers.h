@@ -10,6 +10,10 @@
 
 namespace goat {
 
+// What the factors of the model's matrix products are rounded to. In bf16 the cpu keeps f32 tensors and
+// rounds them for each product; on a GPU they are bf16 already, so that nothing is left to round.
+Factors factors_of(const Config& config);
+
 // out = x W^T + b over the declared parameters "NAME.weight" [.., I], of O rows in all, and "NAME.bias", of O
 // elements, which may be absent. x and out have N rows of I and of O elements, in any number of dimensions;
 // so have their gradients dx and dout.
@@ -28,7 +32,7 @@ class LinearLayer {
  private:
   const Parameter* weight_;
   const Parameter* bias_;
-  bool tf32_;          // model.tf32 = all
+  Factors factors_;
   Epilogue epilogue_;  // model.epilogue
 };
 

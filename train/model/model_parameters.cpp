@@ -74,12 +74,7 @@ std::string block_prefix(std::int64_t layer) { return "blocks." + std::to_string
 std::int64_t padded_vocab(const Config& config) { return (config.model.vocab + 63) / 64 * 64; }
 
 DType model_dtype(const Config& config, const Device& device) {
-  const std::string& precision = config.model.precision;
-  const bool cpu = device.info().name == "cpu";
-  if (cpu && precision == "bf16")
-    throw ConfigError(
-        "model.precision = \"bf16\": the cpu device computes in fp32; use \"fp32\" or \"auto\"");
-  return precision == "fp32" || cpu ? DType::f32 : DType::bf16;
+  return config.model.precision == "fp32" || device.info().name == "cpu" ? DType::f32 : DType::bf16;
 }
 
 void declare_parameters(const Config& config, ParameterSet& parameters) {

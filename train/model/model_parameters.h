@@ -16,7 +16,7 @@ std::string block_prefix(std::int64_t layer);  // "blocks.3.", the start of its 
 std::int64_t padded_vocab(const Config& config);
 
 // The dtype of activations and of the weights that GEMMs read: bf16 or f32, as model.precision says; "auto"
-// is bf16 on every device but the cpu. Throws ConfigError for bf16 on the cpu.
+// is bf16 on every device but the cpu. Always f32 on the cpu: see factors_of() for bf16 there.
 DType model_dtype(const Config& config, const Device& device);
 
 void declare_parameters(const Config& config, ParameterSet& parameters);

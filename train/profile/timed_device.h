@@ -93,12 +93,12 @@ class TimedDevice final : public Device {
     if constexpr (requires {
                     op.dweight;
                     op.dbias;
-                    op.tf32;
+                    op.factors;
                   })
       return std::string(name_of(op)) + " " + layer_of(op.dweight);
     else if constexpr (requires {
                          op.weight;
-                         op.tf32;
+                         op.factors;
                        })
       return std::string(name_of(op)) + " " + layer_of(op.weight);
     else

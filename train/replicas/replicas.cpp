@@ -65,7 +65,7 @@ void Replicas::end_leaf(std::int64_t leaf) const {
 void Replicas::send_gradients_of(std::size_t unit) const {
   const auto first = std::ranges::lower_bound(places_, unit, {}, &Place::first_unit);
   for (auto place = first; place != places_.end() && place->first_unit == unit; ++place)
-    send_gradients(place);
+    send_gradients(*place);
   if (unit == 0) exchange_.lead_device();
 }
 

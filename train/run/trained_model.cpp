@@ -34,8 +34,6 @@ struct TrainedModel::Opened {
     } catch (const ConfigError& error) {
       throw DataError(error.what());
     }
-    if (precision == "bf16" && device.info().name == "cpu")
-      throw ConfigError("--precision bf16: the cpu device computes in fp32");
     if (!precision.empty())
       config.model.precision = precision;
     else if (device.info().name == "cpu")

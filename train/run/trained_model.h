@@ -16,7 +16,7 @@ class TrainedModel {
   // reported on stderr); a folder with model.safetensors and state.json (a step_* folder, or one that was
   // passed on); or that model.safetensors. Loads the weights onto the device. Throws DataError that names the
   // file, tensor and shape that does not fit. `precision`: auto, fp32 or bf16, or empty for the run's own
-  // model.precision (on the cpu always fp32). Throws ConfigError if the device does not compute in it.
+  // model.precision (on the cpu fp32).
   TrainedModel(const std::filesystem::path& path, Device& device, const std::string& precision);
   TrainedModel(const TrainedModel&) = delete;
 

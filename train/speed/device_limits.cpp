@@ -39,7 +39,7 @@ std::string gpu_name(const DeviceInfo& device) {
 }  // namespace
 
 Arithmetic arithmetic_of(const Config& config, const Device& device) {
-  if (model_dtype(config, device) == DType::bf16) return Arithmetic::bf16;
+  if (model_dtype(config, device) == DType::bf16 || config.model.precision == "bf16") return Arithmetic::bf16;
   const bool tf32 = config.model.tf32 == "all" && device.info().name != "cpu";
   return tf32 ? Arithmetic::tf32 : Arithmetic::fp32;
 }

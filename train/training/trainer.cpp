@@ -12,6 +12,7 @@
 
 #include "train/model/evaluation.h"
 #include "train/replicas/on_all_ranks.h"
+#include "train/speed/device_limits.h"
 #include "train/training/memory_fit.h"
 #include "train/training/schedule.h"
 
@@ -46,7 +47,7 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
   pass_.wanted = config.train.cuda_graph != "off" && device.can_capture();
   exchanging_pass_.wanted = config.train.cuda_graph == "on" && ranks_.communicators.world->can_capture();
   if (std::isnan(state_.loss_limit)) set_spike_limits();
-  state_.precision = plan_.parameters.dtype() == DType::bf16 ? "bf16" : "fp32";
+  state_.precision = arithmetic_of(config, device) == Arithmetic::bf16 ? "bf16" : "fp32";
 }
 
 // The device may still read and write the host memory that is about to be released.
