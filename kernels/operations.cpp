@@ -30,6 +30,11 @@ void require_keys(const Signature& s, bool causal) {
   s.require(s["T_k"] >= 1 || s["T_q"] == 0, "T_k >= 1", {"T_k"});
 }
 
+// Whether each of `groups` heads stands for equally many of `heads` heads.
+void require_groups(const Signature& s, const char* heads, const char* groups, const char* rule) {
+  s.require(s[groups] == 0 ? s[heads] == 0 : s[heads] % s[groups] == 0, rule, {heads, groups});
+}
+
 // The checks that LayerNorm and RMSNorm share. Defines N and C.
 template <class NormForward>
 void check_norm_forward(Signature& s, const NormForward& op) {
@@ -57,14 +62,20 @@ void check_norm_backward(Signature& s, const NormBackward& op) {
   s.require(s["C"] >= 1, "C >= 1", {"C"});
 }
 
-// Checks q, k, v, slope and scale of AttentionForward and AttentionBackward. Defines B, T_q, T_k, H and d_h.
+// Checks q, k, v, slope, key_bias and scale of AttentionForward and AttentionBackward. Defines B, T_q, T_k,
+// H, H_k and d_h.
 template <class Attention>
 void check_attention_inputs(Signature& s, const Attention& op) {
   s.strided("q", op.q, activation, {"B", "T_q", "H", "d_h"});
-  s.strided("k", op.k, activation, {"B", "T_k", "H", "d_h"});
-  s.strided("v", op.v, activation, {"B", "T_k", "H", "d_h"});
+  s.strided("k", op.k, activation, {"B", "T_k", "H_k", "d_h"});
+  s.strided("v", op.v, activation, {"B", "T_k", "H_k", "d_h"});
   s.require(s["d_h"] >= 1, "d_h >= 1", {"d_h"});
+  require_groups(s, "H", "H_k", "H a multiple of H_k");
   if (op.slope) s.contiguous("slope", op.slope, f32, {"H"});
+  if (op.key_bias) {
+    s.strided("key_bias", op.key_bias, f64, {"B", "H", "T_k"});
+    s.require(op.causal, "causal = true with key_bias");
+  }
   require_positive(s, "scale", op.scale);
   require_keys(s, op.causal);
 }
@@ -212,7 +223,7 @@ void check(const Rope& op) {
   Signature s("rope");
   s.require(op.q || op.k, "q or k or both");
   if (op.q) s.strided(written("q"), op.q, activation, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H_k", "d_h"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "d_h/2", "2"});
   s.require(s["d_h"] == 2 * s["d_h/2"], "d_h = 2 (d_h/2)", {"d_h", "d_h/2"});
   s.scalar("first_position", op.first_position,
@@ -254,7 +265,8 @@ void check(const SinkBackward& op) {
   s.contiguous("features", op.features, f32, {"T", "F"});
   s.contiguous("hidden", op.hidden, f32, {"T", "n"});
   s.contiguous("w2", op.w2, f32, {"H", "n"});
-  s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T"});
+  s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H_q", "T"});
+  require_groups(s, "H_q", "H", "H_q a multiple of H");
   s.contiguous(written("dkey_bias_sum"), op.dkey_bias_sum, f32, {"H", "T"});
   s.contiguous(written("dw1"), op.dw1, f32, {"n", "F"});
   s.contiguous(written("db1"), op.db1, f32, {"n"});
@@ -266,11 +278,12 @@ void check(const PriorLanesForward& op) {
   Signature s("prior_lanes_forward");
   s.require(op.q || op.k, "q or k or both");
   if (op.q) s.strided(written("q"), op.q, activation, {"B", "T", "H", "d_h"});
-  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H", "d_h"});
+  if (op.k) s.strided(written("k"), op.k, activation, {"B", "T", "H_k", "d_h"});
   s.contiguous("alpha", op.alpha, f32, {"H", "R"});
   s.contiguous("beta", op.beta, f32, {"H", "R"});
   s.contiguous("fourier", op.fourier, f32, {"T_max", "R", "2"});
-  s.contiguous("key_bias", op.key_bias, f32, {"H", "T_max"});
+  s.contiguous("key_bias", op.key_bias, f32, {"H_k", "T_max"});
+  require_groups(s, "H", "H_k", "H a multiple of H_k");
   s.scalar("content_dim", op.content_dim, op.content_dim >= 1 && op.content_dim <= s["d_h"] - 2 * s["R"] - 2,
            "1 <= content_dim <= d_h - 2R - 2", {"d_h", "R"});
   s.scalar("first_position", op.first_position,
@@ -296,7 +309,7 @@ void check(const PriorLanesBackward& op) {
   }
   s.together("dfrequency", op.dfrequency, "dk_lanes", op.dk_lanes);
   if (op.dfrequency) {
-    s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H", "T", "2R"});
+    s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H_k", "T", "2R"});
     s.contiguous(written("dfrequency"), op.dfrequency, f32, {"R"});
   }
   require_coordinates(s);
@@ -315,6 +328,40 @@ void check(const SoftplusBackward& op) {
   s.elementwise(written("dx"), op.dx, f32);
 }
 
+void check(const ForgetGatesForward& op) {
+  Signature s("forget_gates_forward");
+  s.contiguous("x", op.x, activation, {"N", "C"});
+  s.contiguous("weight", op.weight, f32, {"H", "C"});
+  s.contiguous("bias", op.bias, f32, {"H"});
+  s.contiguous(written("gate"), op.gate, f32, {"N", "H"});
+}
+
+void check(const ForgetGatesBackward& op) {
+  Signature s("forget_gates_backward");
+  s.contiguous("x", op.x, activation, {"N", "C"});
+  s.contiguous("weight", op.weight, f32, {"H", "C"});
+  s.contiguous("dgate", op.dgate, f32, {"N", "H"});
+  s.contiguous(written("dx"), op.dx, activation, {"N", "C"});
+  s.contiguous(written("dweight"), op.dweight, f32, {"H", "C"});
+  s.contiguous(written("dbias"), op.dbias, f32, {"H"});
+}
+
+void check(const ForgetBiasForward& op) {
+  Signature s("forget_bias_forward");
+  s.contiguous("gate", op.gate, f32, {"B", "T", "H"});
+  s.strided(written("key_bias"), op.key_bias, f64, {"B", "H", "P"});
+  s.scalar("first_position", op.first_position,
+           op.first_position >= 0 && op.first_position <= s["P"] - s["T"], "0 <= first_position <= P - T",
+           {"P", "T"});
+}
+
+void check(const ForgetBiasBackward& op) {
+  Signature s("forget_bias_backward");
+  s.contiguous("gate", op.gate, f32, {"B", "T", "H"});
+  s.contiguous("dkey_bias", op.dkey_bias, f32, {"B", "H", "T"});
+  s.contiguous(written("dgate"), op.dgate, f32, {"B", "T", "H"});
+}
+
 void check(const AttentionForward& op) {
   Signature s("attention_forward");
   check_attention_inputs(s, op);
@@ -330,10 +377,10 @@ void check(const AttentionBackward& op) {
   s.contiguous("dout", op.dout, activation, {"B", "T_q", "H", "d_h"});
   s.contiguous(written("delta"), op.delta, f32, {"B", "H", "T_q"});
   s.strided(written("dq"), op.dq, activation, {"B", "T_q", "H", "d_h"});
-  s.strided(written("dk"), op.dk, activation, {"B", "T_k", "H", "d_h"});
-  s.strided(written("dv"), op.dv, activation, {"B", "T_k", "H", "d_h"});
+  s.strided(written("dk"), op.dk, activation, {"B", "T_k", "H_k", "d_h"});
+  s.strided(written("dv"), op.dv, activation, {"B", "T_k", "H_k", "d_h"});
   if (op.dq_lanes) s.contiguous(written("dq_lanes"), op.dq_lanes, f32, {"B", "H", "T_q", "2R"});
-  if (op.dk_lanes) s.contiguous(written("dk_lanes"), op.dk_lanes, f32, {"B", "H", "T_k", "2R"});
+  if (op.dk_lanes) s.contiguous(written("dk_lanes"), op.dk_lanes, f32, {"B", "H_k", "T_k", "2R"});
   if (op.dkey_bias) s.contiguous(written("dkey_bias"), op.dkey_bias, f32, {"B", "H", "T_k"});
   if (op.dslope) s.contiguous(written("dslope"), op.dslope, f32, {"B", "H", "T_k"});
   s.require(s["2R"] % 2 == 0, "an even number of lanes", {"2R"});

@@ -220,7 +220,7 @@ struct SwigluBackward {
 // gradients of the vectors before the rotation.
 struct Rope {
   Tensor q;        // strided [B, T, H, d_h], d_h even; optional
-  Tensor k;        // strided [B, T, H, d_h]; optional
+  Tensor k;        // strided [B, T, H_k, d_h]; optional
   Tensor fourier;  // f32 [T_max, d_h/2, 2], from FourierTable
   std::int64_t first_position = 0;
   bool backward = false;
@@ -266,8 +266,9 @@ struct SinkBackward {
   Tensor db1;            // f32 [n] +=
   Tensor dw2;            // f32 [H, n] +=
   Tensor dbump;          // f32 [H] +=
-  Tensor dkey_bias_sum;  // f32 [H, T], workspace: dkey_bias summed over the batch
-  Tensor dkey_bias;      // f32 [B, H, T], from AttentionBackward
+  Tensor dkey_bias_sum;  // f32 [H, T], workspace: dkey_bias summed over the batch and the group
+  Tensor dkey_bias;      // f32 [B, H_q, T], from AttentionBackward; H_q is a multiple of H, and the group of
+                         // head h are the H_q / H heads from h H_q / H on
   Tensor hidden;         // f32 [T, n]
   Tensor features;       // f32 [T, F]
   Tensor w2;             // f32 [H, n]
@@ -282,10 +283,10 @@ struct SinkBackward {
 struct PriorLanesForward {
   static constexpr float key_bias_unit = 8.0f;
   Tensor q;                      // strided [B, T, H, d_h], coordinates d_c.. written; optional
-  Tensor k;                      // strided [B, T, H, d_h], coordinates d_c.. written; optional
+  Tensor k;                      // strided [B, T, H_k, d_h], coordinates d_c.. written; optional
   Tensor alpha;                  // f32 [H, R]
   Tensor beta;                   // f32 [H, R]
-  Tensor key_bias;               // f32 [H, T_max]
+  Tensor key_bias;               // f32 [H_k, T_max]
   Tensor fourier;                // f32 [T_max, R, 2]
   std::int64_t content_dim = 0;  // d_c; d_h - d_c >= 2R + 2
   std::int64_t first_position = 0;
@@ -304,7 +305,7 @@ struct PriorLanesBackward {
   Tensor dlambda;     // f32 [H] += optional (with dslope)
   Tensor dfrequency;  // f32 [R] += optional (with dk_lanes)
   Tensor dq_lanes;    // f32 [B, H, T, 2R], dA
-  Tensor dk_lanes;    // f32 [B, H, T, 2R], dC; optional
+  Tensor dk_lanes;    // f32 [B, H_k, T, 2R], dC; optional
   Tensor dslope;      // f32 [B, H, T] optional
   Tensor alpha;       // f32 [H, R]
   Tensor beta;        // f32 [H, R]
@@ -323,18 +324,61 @@ struct SoftplusBackward {
   Tensor x;
 };
 
+// ------------------------------------------------------------------------------------------------ forgetting
+// The gates of forgetting attention (Lin et al. 2025), f = sigmoid(gate), one for each token and head:
+//   gate[n, h] = <x_n, weight_h> + bias[h], summed in fp32 for every dtype of x.
+struct ForgetGatesForward {
+  Tensor gate;    // f32 [N, H]
+  Tensor x;       // [N, C]
+  Tensor weight;  // f32 [H, C]
+  Tensor bias;    // f32 [H]
+};
+
+// dx += dgate weight (rounded once),  dweight += dgate^T x,  dbias += column sums of dgate.
+struct ForgetGatesBackward {
+  Tensor dx;       // [N, C] +=
+  Tensor dweight;  // f32 [H, C] +=
+  Tensor dbias;    // f32 [H] +=
+  Tensor dgate;    // f32 [N, H]
+  Tensor x;        // [N, C]
+  Tensor weight;   // f32 [H, C]
+};
+
+// key_bias[b, h, t] = -sum_{l <= t} log sigmoid(gate[b, l, h]), in double; it grows with t. With this key
+// bias AttentionForward adds sum_{l = j+1 .. i} log sigmoid(gate_l) to logit (i, j). Token t of gate is at
+// position first_position + t. The sum goes on from key_bias at first_position - 1, which is only read.
+struct ForgetBiasForward {
+  Tensor key_bias;                  // f64 strided [B, H, P], written from first_position on, for T positions
+  Tensor gate;                      // f32 [B, T, H]
+  std::int64_t first_position = 0;  // at most P - T
+};
+
+// dgate[b, l, h] = -(1 - sigmoid(gate[b, l, h])) sum_{j >= l} dkey_bias[b, h, j], summed in double.
+struct ForgetBiasBackward {
+  Tensor dgate;      // f32 [B, T, H]
+  Tensor dkey_bias;  // f32 [B, H, T], from AttentionBackward
+  Tensor gate;       // f32 [B, T, H]
+};
+
 // ------------------------------------------------------------------------------------------------ attention
-// z_ij = scale <q_i, k_j> + slope (j - i')  (the logits, in fp32 for every dtype of q and k),
+// z_ij = scale <q_i, k_j> + slope (j - i') + key_bias_j - key_bias_i'
+//   (the logits, in fp32 for every dtype of q and k),
 // out_i = sum_j softmax(z_i.)_j v_j,  lse_i = log sum_j e^{z_ij}.
 // Query row i is at position i' = i + T_k - T_q. causal: only keys j <= i' take part, and T_q <= T_k is
 // required. Decoding uses T_q = 1. Memory is linear in T. Saves out and lse.
+// Grouped queries (Ainslie et al. 2023): H is a multiple of H_k, and head h attends to the keys and values of
+// head h / (H / H_k).
+// key_bias may be as large as its sum over all positions. Only differences to the key at the row's own
+// position i' enter, so that rounding to fp32 costs nothing where a weight is not negligible. Therefore
+// key_bias is f64, and causal is required with it.
 struct AttentionForward {
-  Tensor out;    // [B, T_q, H, d_h]
-  Tensor lse;    // f32 [B, H, T_q]
-  Tensor q;      // strided [B, T_q, H, d_h]
-  Tensor k;      // strided [B, T_k, H, d_h]
-  Tensor v;      // strided [B, T_k, H, d_h]
-  Tensor slope;  // f32 [H] optional
+  Tensor out;       // [B, T_q, H, d_h]
+  Tensor lse;       // f32 [B, H, T_q]
+  Tensor q;         // strided [B, T_q, H, d_h]
+  Tensor k;         // strided [B, T_k, H_k, d_h]
+  Tensor v;         // strided [B, T_k, H_k, d_h]
+  Tensor slope;     // f32 [H] optional
+  Tensor key_bias;  // f64 strided [B, H, T_k] optional
   float scale = 0;
   bool causal = true;
 };
@@ -347,21 +391,22 @@ struct AttentionForward {
 // padded projection rows is exactly zero. The gradients of the lanes are written in fp32 to dq_lanes,
 // dk_lanes and dkey_bias.
 struct AttentionBackward {
-  Tensor dq;         // strided [B, T_q, H, d_h]
-  Tensor dk;         // strided [B, T_k, H, d_h]
-  Tensor dv;         // strided [B, T_k, H, d_h]
-  Tensor dq_lanes;   // f32 [B, H, T_q, 2R], dA_i = sum_j dS_ij c_j, first 2R lanes of dS k; optional
-  Tensor dk_lanes;   // f32 [B, H, T_k, 2R], dC_j = sum_i dS_ij a_i, first 2R lanes of scale dS^T q; optional
+  Tensor dq;        // strided [B, T_q, H, d_h]
+  Tensor dk;        // strided [B, T_k, H_k, d_h], summed over the heads of a group, like dv and dk_lanes
+  Tensor dv;        // strided [B, T_k, H_k, d_h]
+  Tensor dq_lanes;  // f32 [B, H, T_q, 2R], dA_i = sum_j dS_ij c_j, first 2R lanes of dS k; optional
+  Tensor dk_lanes;  // f32 [B, H_k, T_k, 2R], dC_j = sum_i dS_ij a_i, first 2R lanes of scale dS^T q; optional
   Tensor dkey_bias;  // f32 [B, H, T_k], dU_j = sum_i dS_ij; optional
   Tensor dslope;     // f32 [B, H, T_k], the terms of key j in sum_ij dS_ij (j - i'); optional
   Tensor delta;      // f32 [B, H, T_q], workspace for <dout_i, out_i>
   Tensor dout;       // [B, T_q, H, d_h]
   Tensor out;        // [B, T_q, H, d_h]
   Tensor lse;        // f32 [B, H, T_q]
-  Tensor q;          // strided; q, k, v, slope, scale and causal as in AttentionForward
+  Tensor q;          // strided; q, k, v, slope, key_bias, scale and causal as in AttentionForward
   Tensor k;
   Tensor v;
   Tensor slope;
+  Tensor key_bias;
   float scale = 0;
   bool causal = true;
   std::int64_t content_dim = 0;  // d_c; d_h if there are no lanes

@@ -12,14 +12,17 @@ struct AttentionShape {
   std::int64_t content_dim, lanes;  // d_c and 2R
   bool causal, slope;
   DType dtype = DType::f32;  // of q, k, v, dout, out and their gradients
+  std::int64_t group = 1;    // H / H_k
+  bool key_bias = false;
 };
 
 // scale = 1/sqrt(d_c); q, k, v, dout ~ N(0, 1), rounded to the dtype, and slopes uniform in (0, 0.1), rounded
-// to fp32.
+// to fp32. key_bias grows from key to key by exponentially distributed steps, 0.1 in the mean.
 AttentionProblem random_attention(const AttentionShape& shape, Rng& rng);
 
-// q, k and v are parts of one tensor of T = max(T_q, T_k) rows: [B, T, 3, H, d_h], or [B, 3, H, T, d_h]
-// (heads first). Rows that belong to none stay poisoned, in the operands and in the gradients.
+// q, k and v are parts of one tensor of T = max(T_q, T_k) rows: [B, T, H + 2 H_k, d_h], or
+// [B, H + 2 H_k, T, d_h] (heads first). Rows that belong to none stay poisoned, in the operands and in the
+// gradients.
 enum class Layout : std::uint8_t { packed, heads_first };
 
 class DeviceAttention {
@@ -38,16 +41,18 @@ class DeviceAttention {
   std::vector<double> unused_gradients() const;  // the elements of dqkv that belong to no row
 
  private:
+  Tensor heads_of(const Tensor& all, int which, int dim) const;
   Tensor part(const Operand& packed, int which, std::int64_t rows) const;
 
   Device& device_;
   Layout layout_;
-  std::int64_t t_q_, t_k_, content_dim_;
+  std::int64_t t_q_, t_k_, heads_, key_heads_, content_dim_;
   float scale_;
-  bool causal_, has_slope_;
+  bool causal_, has_slope_, has_key_bias_;
 
  public:
-  Operand qkv, dqkv, slope, out, lse, dout, delta, dq_lanes, dk_lanes, dkey_bias, dslope;
+  // key_bias has one column more than keys, which stays poisoned.
+  Operand qkv, dqkv, slope, key_bias, out, lse, dout, delta, dq_lanes, dk_lanes, dkey_bias, dslope;
 };
 
 }  // namespace goat::test

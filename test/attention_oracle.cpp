@@ -15,7 +15,9 @@ struct Head {
   Index b, h;
 
   Index query(Index i) const { return ((b * problem.t_q + i) * problem.heads + h) * problem.head_dim; }
-  Index key(Index j) const { return ((b * problem.t_k + j) * problem.heads + h) * problem.head_dim; }
+  Index key(Index j) const {
+    return ((b * problem.t_k + j) * problem.key_heads() + h / problem.group) * problem.head_dim;
+  }
   Index query_scalar(Index i) const { return (b * problem.heads + h) * problem.t_q + i; }
   Index key_scalar(Index j) const { return (b * problem.heads + h) * problem.t_k + j; }
   Index pair(Index i, Index j) const { return query_scalar(i) * problem.t_k + j; }
@@ -25,6 +27,8 @@ struct Head {
     for (Index c = 0; c < problem.head_dim; ++c)
       z += problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
     if (!problem.slope.empty()) z += problem.slope[h] * static_cast<double>(j - problem.position(i));
+    if (!problem.key_bias.empty())
+      z += problem.key_bias[key_scalar(j)] - problem.key_bias[key_scalar(problem.position(i))];
     if (!problem.bias.empty()) z += problem.bias[(h * problem.t_q + i) * problem.t_k + j];
     return z;
   }
@@ -97,9 +101,10 @@ AttentionValues attention(const AttentionProblem& problem) {
 AttentionGradients attention_gradients(const AttentionProblem& problem) {
   const AttentionValues values = attention(problem);
   const Index queries = problem.batch * problem.t_q * problem.heads,
-              keys = problem.batch * problem.t_k * problem.heads;
-  AttentionGradients gradients{Summed(queries * problem.head_dim), Summed(keys * problem.head_dim),
-                               Summed(keys * problem.head_dim), Summed(keys), Summed(keys)};
+              keys = problem.batch * problem.t_k * problem.heads,
+              key_rows = problem.batch * problem.t_k * problem.key_heads() * problem.head_dim;
+  AttentionGradients gradients{Summed(queries * problem.head_dim), Summed(key_rows), Summed(key_rows),
+                               Summed(keys), Summed(keys)};
   for_each_head(problem, [&](const Head& head) { differentiate(head, values, gradients); });
   return gradients;
 }
@@ -111,17 +116,17 @@ Summed content_part(const Summed& rows, const AttentionProblem& problem, Index c
   return content;
 }
 
-Summed lanes_part(const Summed& rows, const AttentionProblem& problem, Index content_dim, Index lanes,
-                  double scale) {
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, Index heads, Index content_dim,
+                  Index lanes, double scale) {
   const Index width = problem.head_dim,
-              length = static_cast<Index>(rows.value.size()) / (problem.batch * problem.heads * width);
-  Summed part(problem.batch * problem.heads * length * lanes);
+              length = static_cast<Index>(rows.value.size()) / (problem.batch * heads * width);
+  Summed part(problem.batch * heads * length * lanes);
   Index to = 0;
   for (Index b = 0; b < problem.batch; ++b)
-    for (Index h = 0; h < problem.heads; ++h)
+    for (Index h = 0; h < heads; ++h)
       for (Index t = 0; t < length; ++t)
         for (Index lane = 0; lane < lanes; ++lane) {
-          const Index from = ((b * length + t) * problem.heads + h) * width + content_dim + lane;
+          const Index from = ((b * length + t) * heads + h) * width + content_dim + lane;
           part.add(to++, scale * rows.value[from], scale * rows.terms[from]);
         }
   return part;
@@ -138,8 +143,8 @@ AttentionOutputs attention_outputs(const AttentionProblem& problem, Index conten
           content_part(gradients.s_k, problem, content_dim, problem.scale),
           content_part(gradients.s_q, problem, content_dim, problem.scale),
           std::move(gradients.dv),
-          lanes_part(gradients.s_k, problem, content_dim, lanes, 1),
-          lanes_part(gradients.s_q, problem, content_dim, lanes, problem.scale),
+          lanes_part(gradients.s_k, problem, problem.heads, content_dim, lanes, 1),
+          lanes_part(gradients.s_q, problem, problem.key_heads(), content_dim, lanes, problem.scale),
           std::move(gradients.dkey_bias),
           std::move(gradients.dslope)};
 }

@@ -6,14 +6,16 @@
 
 namespace goat::test {
 
-// Operands, row-major: q, dout [B, T_q, H, d_h], k, v [B, T_k, H, d_h], slope [H] or empty, bias [H, T_q,
-// T_k] or empty (added to the logits).
+// Operands, row-major: q, dout [B, T_q, H, d_h], k, v [B, T_k, H_k, d_h], slope [H] or empty, bias [H, T_q,
+// T_k] or empty (added to the logits), key_bias [B, H, T_k] or empty.
 struct AttentionProblem {
   std::int64_t batch = 1, t_q = 1, t_k = 1, heads = 1, head_dim = 1;
   double scale = 1;
   bool causal = true;
-  std::vector<double> q, k, v, dout, slope, bias;
+  std::vector<double> q, k, v, dout, slope, bias, key_bias;
+  std::int64_t group = 1;  // H / H_k
 
+  std::int64_t key_heads() const { return heads / group; }                       // H_k
   std::int64_t position(std::int64_t query) const { return query + t_k - t_q; }  // i'
   std::int64_t keys_seen(std::int64_t query) const { return causal ? position(query) + 1 : t_k; }
 };
@@ -36,8 +38,8 @@ struct AttentionValues {
 
 struct AttentionGradients {
   Summed s_k;        // [B, T_q, H, d_h]: S k; dq = scale S k
-  Summed s_q;        // [B, T_k, H, d_h]: S^T q; dk = scale S^T q
-  Summed dv;         // [B, T_k, H, d_h]
+  Summed s_q;        // [B, T_k, H_k, d_h]: S^T q; dk = scale S^T q
+  Summed dv;         // [B, T_k, H_k, d_h]
   Summed dkey_bias;  // [B, H, T_k]
   Summed dslope;     // [B, H, T_k]
 };
@@ -53,11 +55,11 @@ AttentionGradients attention_gradients(const AttentionProblem& problem);
 AttentionOutputs attention_outputs(const AttentionProblem& problem, std::int64_t content_dim,
                                    std::int64_t lanes);
 
-// scale times the content of [B, T, H, d_h], zeros on the lanes; and scale times the first `lanes`
-// coordinates after it, as [B, H, T, lanes].
+// scale times the content of [B, T, heads, d_h], zeros on the lanes; and scale times the first `lanes`
+// coordinates after it, as [B, heads, T, lanes].
 Summed content_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim,
                     double scale);
-Summed lanes_part(const Summed& rows, const AttentionProblem& problem, std::int64_t content_dim,
-                  std::int64_t lanes, double scale);
+Summed lanes_part(const Summed& rows, const AttentionProblem& problem, std::int64_t heads,
+                  std::int64_t content_dim, std::int64_t lanes, double scale);
 
 }  // namespace goat::test

@@ -139,8 +139,8 @@ AttentionOutputs plain_bf16_attention(const AttentionProblem& problem, Index con
     }
   outputs.dq = content_part(s_k, problem, content_dim, problem.scale);
   outputs.dk = content_part(s_q, problem, content_dim, problem.scale);
-  outputs.dq_lanes = lanes_part(s_k, problem, content_dim, lanes, 1);
-  outputs.dk_lanes = lanes_part(s_q, problem, content_dim, lanes, problem.scale);
+  outputs.dq_lanes = lanes_part(s_k, problem, problem.heads, content_dim, lanes, 1);
+  outputs.dk_lanes = lanes_part(s_q, problem, problem.key_heads(), content_dim, lanes, problem.scale);
   for (Summed* rounded : {&outputs.dq, &outputs.dk, &outputs.dv})
     rounded->value = rounded_to(DType::bf16, rounded->value);
   return outputs;
