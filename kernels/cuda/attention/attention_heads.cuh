@@ -52,6 +52,46 @@ struct Heads {
   }
 };
 
+// The bias of every key, f64 [B, H, T_k], or nothing. Strides are in elements; the keys of a head are next to
+// each other.
+struct KeyBias {
+  const double* data = nullptr;
+  std::int64_t sequence_stride = 0, head_stride = 0;
+
+  KeyBias() = default;
+  explicit KeyBias(const Tensor& tensor)
+      : data(static_cast<const double*>(tensor.data)),
+        sequence_stride(tensor.stride[0]),
+        head_stride(tensor.stride[1]) {}
+  explicit operator bool() const { return data != nullptr; }
+  __device__ __forceinline__ const double* keys(int sequence, int head) const {
+    return data + sequence * sequence_stride + head * head_stride;
+  }
+
+  // The same tensor without its first `count` sequences.
+  KeyBias after(int count) const {
+    KeyBias rest = *this;
+    if (rest.data) rest.data += count * sequence_stride;
+    return rest;
+  }
+};
+
+// Which heads of q share a head of k and v: `size` neighbours each.
+struct HeadGroups {
+  int size = 1;                        // H / H_k; 0 if there are heads of k and v only
+  std::uint32_t inverse = UINT32_MAX;  // floor((2^32 - 1) / size)
+
+  HeadGroups() = default;
+  HeadGroups(int heads, int key_heads)
+      : size(key_heads > 0 ? heads / key_heads : 1),
+        inverse(UINT32_MAX / static_cast<std::uint32_t>(size > 0 ? size : 1)) {}
+
+  // The head of k and v for a head of q: head / size, without a division. Exact while (head + 1) size < 2^32.
+  __device__ __forceinline__ int key_head(int head) const {
+    return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(head) + 1) * inverse >> 32);
+  }
+};
+
 constexpr float log2_e = 1.44269504088896340736f;
 constexpr float ln_2 = 0.69314718055994530942f;
 
@@ -64,6 +104,9 @@ struct ForwardArguments {
   float scale = 0;
   bool causal = true;
   int heads = 0, queries = 0, keys = 0, head_dim = 0;  // H, T_q, T_k, d_h
+  KeyBias key_bias;
+  int key_heads = 0;  // H_k
+  HeadGroups groups;
 
   explicit ForwardArguments(const AttentionForward& op)
       : out(op.out),
@@ -77,13 +120,18 @@ struct ForwardArguments {
         heads(static_cast<int>(op.q.shape[2])),
         queries(static_cast<int>(op.q.shape[1])),
         keys(static_cast<int>(op.k.shape[1])),
-        head_dim(static_cast<int>(op.q.shape[3])) {}
+        head_dim(static_cast<int>(op.q.shape[3])),
+        key_bias(op.key_bias),
+        key_heads(static_cast<int>(op.k.shape[2])),
+        groups(heads, key_heads) {}
+  __device__ __forceinline__ int key_head(int head) const { return groups.key_head(head); }
 
   // The arguments for the batch without its first `count` sequences.
   ForwardArguments after(int count) const {
     ForwardArguments rest = *this;
     for (Heads<const T>* operand : {&rest.q, &rest.k, &rest.v}) *operand = operand->after(count);
     rest.out = out.after(count);
+    rest.key_bias = key_bias.after(count);
     rest.lse += static_cast<std::int64_t>(count) * heads * queries;
     return rest;
   }
@@ -95,7 +143,7 @@ struct ForwardArguments {
 template <class T>
 struct BackwardArguments {
   Heads<T> dq, dk, dv;
-  float *dq_lanes = nullptr, *dk_lanes = nullptr;  // [B, H, T, 2R] or nullptr
+  float *dq_lanes = nullptr, *dk_lanes = nullptr;  // [B, H, T_q, 2R] and [B, H_k, T_k, 2R], or nullptr
   float *dkey_bias = nullptr, *dslope = nullptr;   // [B, H, T_k] or nullptr
   float* delta = nullptr;                          // [B, H, T_q]
   Heads<const T> dout, out;
@@ -106,6 +154,9 @@ struct BackwardArguments {
   bool causal = true;
   int heads = 0, queries = 0, keys = 0, head_dim = 0;
   int content_dim = 0, lanes = 0;  // d_c, 2R
+  KeyBias key_bias;
+  int key_heads = 0;  // H_k
+  HeadGroups groups;
 
   explicit BackwardArguments(const AttentionBackward& op)
       : dq(op.dq),
@@ -132,7 +183,11 @@ struct BackwardArguments {
         content_dim(static_cast<int>(op.content_dim)),
         lanes(op.dq_lanes   ? static_cast<int>(op.dq_lanes.shape[3])
               : op.dk_lanes ? static_cast<int>(op.dk_lanes.shape[3])
-                            : 0) {}
+                            : 0),
+        key_bias(op.key_bias),
+        key_heads(static_cast<int>(op.k.shape[2])),
+        groups(heads, key_heads) {}
+  __device__ __forceinline__ int key_head(int head) const { return groups.key_head(head); }
 
   // The arguments for the batch without its first `count` sequences.
   BackwardArguments after(int count) const {
@@ -140,12 +195,13 @@ struct BackwardArguments {
     for (Heads<T>* gradient : {&rest.dq, &rest.dk, &rest.dv}) *gradient = gradient->after(count);
     for (Heads<const T>* operand : {&rest.dout, &rest.out, &rest.q, &rest.k, &rest.v})
       *operand = operand->after(count);
+    rest.key_bias = key_bias.after(count);
     const std::int64_t query_rows = static_cast<std::int64_t>(count) * heads * queries,
                        key_rows = static_cast<std::int64_t>(count) * heads * keys;
     rest.delta += query_rows;
     rest.lse += query_rows;
     if (dq_lanes) rest.dq_lanes += query_rows * lanes;
-    if (dk_lanes) rest.dk_lanes += key_rows * lanes;
+    if (dk_lanes) rest.dk_lanes += static_cast<std::int64_t>(count) * key_heads * keys * lanes;
     if (dkey_bias) rest.dkey_bias += key_rows;
     if (dslope) rest.dslope += key_rows;
     return rest;
