@@ -29,6 +29,10 @@
   X(PriorLanesBackward, prior_lanes_backward)            \
   X(SoftplusForward, softplus_forward)                   \
   X(SoftplusBackward, softplus_backward)                 \
+  X(ForgetGatesForward, forget_gates_forward)            \
+  X(ForgetGatesBackward, forget_gates_backward)          \
+  X(ForgetBiasForward, forget_bias_forward)              \
+  X(ForgetBiasBackward, forget_bias_backward)            \
   X(AttentionForward, attention_forward)                 \
   X(AttentionBackward, attention_backward)               \
   X(CrossEntropy, cross_entropy)                         \

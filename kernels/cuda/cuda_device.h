@@ -63,6 +63,7 @@ class CudaDevice : public Device {
   std::size_t workspace(const LinearGeluBackwardInput& op) const override;
   std::size_t workspace(const SinkBackward& op) const override;
   std::size_t workspace(const PriorLanesBackward& op) const override;
+  std::size_t workspace(const ForgetGatesBackward& op) const override;
   std::size_t workspace(const AttentionForward& op) const override;
   std::size_t workspace(const AttentionBackward& op) const override;
   std::size_t workspace(const StepVerdict& op) const override;

@@ -111,6 +111,19 @@ Work work_of(const PriorLanesBackward& op) {
 Work work_of(const SoftplusForward& op) { return {0, bytes_of({op.out, op.x})}; }
 Work work_of(const SoftplusBackward& op) { return {0, bytes_of({op.dx, op.dx, op.dout, op.x})}; }
 
+Work work_of(const ForgetGatesForward& op) {
+  return {matmul_flops(op.x.shape[0], op.weight.shape[0], op.x.shape[1]),
+          bytes_of({op.gate, op.x, op.weight})};
+}
+Work work_of(const ForgetGatesBackward& op) {
+  return {2 * matmul_flops(op.x.shape[0], op.weight.shape[0], op.x.shape[1]),
+          bytes_of({op.dx, op.dx, op.dweight, op.dweight, op.dgate, op.x, op.weight})};
+}
+Work work_of(const ForgetBiasForward& op) {
+  return {0, bytes_of({op.gate, op.key_bias.slice(2, op.first_position, op.gate.shape[1])})};
+}
+Work work_of(const ForgetBiasBackward& op) { return {0, bytes_of({op.dgate, op.dkey_bias, op.gate})}; }
+
 // q k^T and p v.
 Work work_of(const AttentionForward& op) {
   return {2 * score_flops(op), bytes_of({op.out, op.lse, op.q, op.k, op.v})};
