@@ -28,13 +28,14 @@ struct ForwardTile {
   float* sum;       // [query_tile], sum of exp(z - maximum)
   float* shrink;    // [query_tile], exp(old maximum - new maximum)
   float* position;  // [query_tile], i' relative to the tile's first key
+  float* bias;      // [key_tile], what the key bias adds to the logits
   Index head_dim;
   Index width;  // D
 
   static Index floats(Index head_dim) {
     const Index width = round_up(head_dim, block_columns);
     return head_dim * query_tile + 2 * key_tile * width + key_tile * query_tile + query_tile * width +
-           4 * query_tile;
+           4 * query_tile + key_tile;
   }
   ForwardTile(float* memory, Index head_dimension)
       : head_dim(head_dimension), width(round_up(head_dimension, block_columns)) {
@@ -48,6 +49,7 @@ struct ForwardTile {
     sum = take(query_tile);
     shrink = take(query_tile);
     position = take(query_tile);
+    bias = take(key_tile);
   }
 };
 
@@ -58,6 +60,7 @@ SIMD_INLINE Index first_lane(const TileEdge& edge, Index key) {
 }
 
 // p^T <- logits, or -inf where the causal mask hides the key. Updates maximum and shrink.
+template <bool biased>
 SIMD_INLINE void logits(const ForwardTile& tile, const TileEdge& edge, float scale, float slope) {
   const Index lanes = round_up(edge.queries, block_columns);
   float new_maximum[query_tile];
@@ -65,10 +68,11 @@ SIMD_INLINE void logits(const ForwardTile& tile, const TileEdge& edge, float sca
   const float hidden_from = edge.causal ? 0.0f : std::numeric_limits<float>::infinity();
   for (Index key = 0; key < edge.keys; ++key) {
     float* z = tile.p + key * query_tile;
+    const float bias = biased ? tile.bias[key] : 0.0f;
 #pragma omp simd
     for (Index i = first_lane(edge, key); i < lanes; ++i) {
       const float lag = static_cast<float>(key) - tile.position[i];
-      const float logit = z[i] * scale + slope * lag;
+      const float without = z[i] * scale + slope * lag, logit = biased ? without + bias : without;
       z[i] = lag > hidden_from ? -std::numeric_limits<float>::infinity() : logit;
       new_maximum[i] = z[i] > new_maximum[i] ? z[i] : new_maximum[i];
     }
@@ -97,14 +101,18 @@ SIMD_INLINE void exponentials(const ForwardTile& tile, const TileEdge& edge) {
 }
 
 // Adds one tile of keys to the online softmax: z^T = K q^T, out <- out * shrink + p v.
-SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float scale, float slope) {
+SIMD_CLONES void attend(const ForwardTile& tile, const TileEdge& edge, float scale, float slope,
+                        bool biased) {
   const Index lanes = round_up(edge.queries, block_columns);
   for (Index key = 0; key < edge.keys; key += block_rows) {
     const Index first = first_lane(edge, key);
     product_rows({tile.k + key * tile.width, tile.width, 1}, tile.q + first,
                  tile.p + key * query_tile + first, query_tile, lanes - first, tile.head_dim, false);
   }
-  logits(tile, edge, scale, slope);
+  if (biased)
+    logits<true>(tile, edge, scale, slope);
+  else
+    logits<false>(tile, edge, scale, slope);
   exponentials(tile, edge);
   for (Index i = 0; i < edge.queries; ++i) {
     if (tile.shrink[i] == 1.0f) continue;
@@ -122,8 +130,10 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
   const Index t_q = op.q.shape[1], t_k = op.k.shape[1], heads = op.q.shape[2], head_dim = op.q.shape[3];
   const Index queries = std::min(query_tile, t_q - first_query);
   const Index position = first_query + t_k - t_q;  // i' of the first query
-  const auto q = head_rows(op.q, b, h), k = head_rows(op.k, b, h), v = head_rows(op.v, b, h);
+  const Index key_head = h / heads_of_group(op.q, op.k);
+  const auto q = head_rows(op.q, b, h), k = head_rows(op.k, b, key_head), v = head_rows(op.v, b, key_head);
   const float slope = op.slope ? op.slope.as<float>()[h] : 0.0f;
+  const KeyBias key_bias(op.key_bias, b, h, position);
 
   const ForwardTile tile(memory, head_dim);
   load_transposed(tile.q, query_tile, {q[first_query], q.stride}, queries, head_dim);
@@ -137,7 +147,8 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
     const Index padded = round_up(edge.keys, block_rows);
     load_tile(tile.k, padded, tile.width, {k[first_key], k.stride}, edge.keys, head_dim);
     load_tile(tile.v, padded, tile.width, {v[first_key], v.stride}, edge.keys, head_dim);
-    attend(tile, edge, op.scale, slope);
+    if (key_bias) key_bias.load(tile.bias, first_key, edge.keys);
+    attend(tile, edge, op.scale, slope, static_cast<bool>(key_bias));
   }
 
   const auto out = head_rows<float>(op.out, b, h);
@@ -145,6 +156,7 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
   for (Index i = 0; i < queries; ++i) {
     for (Index c = 0; c < head_dim; ++c) out[first_query + i][c] = tile.out[i * tile.width + c] / tile.sum[i];
     lse[i] = tile.maximum[i] + std::log(tile.sum[i]);
+    if (key_bias) lse[i] -= key_bias.at(position + i);
   }
 }
 }  // namespace

@@ -41,6 +41,31 @@ Rows<T> head_rows(const Tensor& tensor, Index b, Index h) {
   return {tensor.as<float>() + b * tensor.stride[0] + h * tensor.stride[2], tensor.stride[1]};
 }
 
+// The bias of every key of one head: f64 [T_k], or nothing. A tile of keys uses its difference to `base`, the
+// bias at the position of the first query of the tile of queries, so that fp32 holds it well.
+struct KeyBias {
+  const double* data = nullptr;
+  double base = 0;
+
+  KeyBias() = default;
+  KeyBias(const Tensor& key_bias, Index b, Index h, Index position)
+      : data(key_bias ? key_bias.as<double>() + b * key_bias.stride[0] + h * key_bias.stride[1] : nullptr),
+        base(data ? data[position] : 0) {}
+  explicit operator bool() const { return data != nullptr; }
+
+  float at(Index key) const { return static_cast<float>(data[key] - base); }
+  // terms[0 .. key_tile) for the keys from first_key on, 0 beyond them.
+  void load(float* terms, Index first_key, Index keys) const {
+    for (Index key = 0; key < keys; ++key) terms[key] = at(first_key + key);
+    std::fill(terms + keys, terms + key_tile, 0.0f);
+  }
+};
+
+// H / H_k: the heads of q that share a head of k and v; 0 if there are heads of k and v alone.
+inline Index heads_of_group(const Tensor& q, const Tensor& k) {
+  return k.shape[2] > 0 ? q.shape[2] / k.shape[2] : 1;
+}
+
 // The causal mask of a tile of queries and a tile of keys. Query row r (of `queries`) is `lead + r` positions
 // after the tile's first key.
 struct TileEdge {
