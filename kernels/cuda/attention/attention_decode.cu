@@ -1,6 +1,7 @@
-// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks.
-// Every group of threads walks over its keys with its own online softmax. The results of the groups, warps
-// and blocks are merged in a fixed order.
+// Attention of a few queries to many keys (decoding against a KV cache). The keys are split over blocks. A
+// block takes the queries of the heads that share its keys, up to 4 rows of them. Every group of threads
+// walks over its keys with its own online softmax. The results of the groups, warps and blocks are merged in
+// a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -87,6 +88,15 @@ __device__ __forceinline__ void merge_groups(Part<Shape::width>& part) {
   }
 }
 
+// The rows of q of one head of k and v: row n is query n % T_q of the group's head n / T_q. `blocks` of them
+// take at most decode_queries rows each.
+struct RowBlocks {
+  int rows, blocks;
+
+  RowBlocks(int group, int queries)
+      : rows(group * queries), blocks(static_cast<int>(divide_up(rows, decode_queries))) {}
+};
+
 // The parts of all splits in scratch memory, f32: maximum and sum [B, H, T_q, splits], out
 // [B, H, T_q, splits, d_h].
 struct DecodeParts {
@@ -96,53 +106,84 @@ struct DecodeParts {
   // About 512 blocks, but at least 128 keys a block, and at most 128 splits so that the merge is short. The
   // split depends on the shape alone.
   static constexpr std::int64_t least_keys = 128;
-  static std::int64_t most_splits(int batch, int heads) {
-    return std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, std::int64_t{batch} * heads), 1, 128);
+  static std::int64_t most_splits(int batch, int key_heads, const RowBlocks& rows) {
+    const std::int64_t blocks = std::int64_t{batch} * key_heads * rows.blocks;
+    return std::clamp<std::int64_t>(512 / std::max<std::int64_t>(1, blocks), 1, 128);
   }
-  DecodeParts(void* memory, int batch, int heads, int queries, int keys) {
-    keys_per_split = static_cast<int>(std::max(least_keys, divide_up(keys, most_splits(batch, heads))));
-    splits = static_cast<int>(divide_up(keys, keys_per_split));
+  template <class T>
+  DecodeParts(void* memory, int batch, const ForwardArguments<T>& arguments) {
+    const std::int64_t most =
+        most_splits(batch, arguments.key_heads, RowBlocks(arguments.groups.size, arguments.queries));
+    keys_per_split = static_cast<int>(std::max(least_keys, divide_up(arguments.keys, most)));
+    splits = static_cast<int>(divide_up(arguments.keys, keys_per_split));
+    const std::int64_t count = std::int64_t{batch} * arguments.heads * arguments.queries * splits;
     maximum = static_cast<float*>(memory);
-    sum = maximum + count(batch, heads, queries);
-    out = sum + count(batch, heads, queries);
+    sum = maximum + count;
+    out = sum + count;
   }
-  std::int64_t count(int batch, int heads, int queries) const {
-    return std::int64_t{batch} * heads * queries * splits;
+};
+
+// The rows of q that a block takes.
+template <class Shape, int count>
+struct QueryRows {
+  float q[count][Shape::width], slope[count];
+  int position[count];            // i'
+  const double* key_bias[count];  // of the row's head; nullptr without a key bias
+
+  template <class T>
+  __device__ __forceinline__ QueryRows(const ForwardArguments<T>& arguments, int sequence, int key_head,
+                                       int first_row, bool aligned) {
+    const int group = arguments.groups.size, queries = arguments.queries;
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+      const bool exists = first_row + n < group * queries;
+      const int row = exists ? first_row + n : 0, head = key_head * group + row / queries,
+                query = row % queries;
+      const RowPart<Shape, T> part(arguments.q.head(sequence, head).row(query), exists, arguments.head_dim,
+                                   aligned);
+#pragma unroll
+      for (int i = 0; i < Shape::width; ++i) q[n][i] = part[i];
+      slope[n] = arguments.slope ? arguments.slope[head] : 0.0f;
+      position[n] = query + arguments.keys - queries;
+      key_bias[n] = arguments.key_bias ? arguments.key_bias.keys(sequence, head) : nullptr;
+    }
   }
 };
 
 // Adds the keys `key`, key + stride, ... (keys_at_once of them, only those before `end`) to the parts of all
-// queries. Whole warps call this.
-template <class Shape, int queries, class T>
-__device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[queries],
-                                          const float (&q)[queries][Shape::width],
+// rows. Whole warps call this.
+template <class Shape, int count, class T>
+__device__ __forceinline__ void take_keys(Part<Shape::width> (&parts)[count],
+                                          const QueryRows<Shape, count>& rows,
                                           const ForwardArguments<T>& arguments, HeadRows<const T> k,
-                                          HeadRows<const T> v, float slope, int key, int stride, int end,
-                                          bool aligned) {
+                                          HeadRows<const T> v, int key, int stride, int end, bool aligned) {
   using Row = RowPart<Shape, T>;
-  const auto row = [&](HeadRows<const T> rows, int n) {
+  const auto row = [&](HeadRows<const T> of, int n) {
     const int at = key + n * stride;
-    return Row(rows.row(at), at < end, arguments.head_dim, aligned);
+    return Row(of.row(at), at < end, arguments.head_dim, aligned);
   };
   static_assert(keys_at_once == 4);
   const Row k_rows[keys_at_once] = {row(k, 0), row(k, 1), row(k, 2), row(k, 3)};
   const Row v_rows[keys_at_once] = {row(v, 0), row(v, 1), row(v, 2), row(v, 3)};
 #pragma unroll
-  for (int query = 0; query < queries; ++query) {
-    const int position = query + arguments.keys - arguments.queries;
-    Part<Shape::width>& part = parts[query];
+  for (int r = 0; r < count; ++r) {
+    const int position = rows.position[r];
+    Part<Shape::width>& part = parts[r];
     float logit[keys_at_once], largest = part.maximum;
 #pragma unroll
     for (int n = 0; n < keys_at_once; ++n) {
       float product = 0;
 #pragma unroll
-      for (int i = 0; i < Shape::width; ++i) product += q[query][i] * k_rows[n][i];
+      for (int i = 0; i < Shape::width; ++i) product += rows.q[r][i] * k_rows[n][i];
 #pragma unroll
       for (int offset = Shape::lanes / 2; offset > 0; offset /= 2)
         product += __shfl_xor_sync(all_lanes, product, offset);
       const int at = key + n * stride;
       const bool seen = at < end && (!arguments.causal || at <= position);
-      logit[n] = seen ? product * arguments.scale + slope * static_cast<float>(at - position) : -INFINITY;
+      float z = product * arguments.scale + rows.slope[r] * static_cast<float>(at - position);
+      if (rows.key_bias[r] && seen)
+        z += static_cast<float>(rows.key_bias[r][at] - rows.key_bias[r][position]);
+      logit[n] = seen ? z : -INFINITY;
       largest = fmaxf(largest, logit[n]);
     }
     const float shrink = weight_of(part.maximum, largest);
@@ -195,38 +236,31 @@ __device__ __forceinline__ void store_part(Part<Shape::width>& part, const Decod
   if (threadIdx.x == 0) parts.maximum[row] = largest, parts.sum[row] = total;
 }
 
-// grid (splits, H, B). `queries` is at least T_q.
-template <class T, int D, int queries>
+// grid (splits, H_k times blocks of rows, B). `count` is at least the number of rows of a block.
+template <class T, int D, int count>
 __global__ void __launch_bounds__(threads)
-    split_kernel(const ForwardArguments<T> arguments, const DecodeParts parts, bool aligned) {
+    split_kernel(const ForwardArguments<T> arguments, const DecodeParts parts, int row_blocks, bool aligned) {
   using Shape = DecodeShape<T, D>;
   constexpr int stride = warps * Shape::groups;
-  const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
-  const HeadRows<const T> q_rows = arguments.q.head(sequence, head);
-  float q[queries][Shape::width];
-#pragma unroll
-  for (int query = 0; query < queries; ++query) {
-    const RowPart<Shape, T> row(q_rows.row(query), query < arguments.queries, arguments.head_dim, aligned);
-#pragma unroll
-    for (int i = 0; i < Shape::width; ++i) q[query][i] = row[i];
-  }
-
-  Part<Shape::width> gathered[queries];
+  const int split = blockIdx.x, key_head = static_cast<int>(blockIdx.y) / row_blocks, sequence = blockIdx.z,
+            first_row = static_cast<int>(blockIdx.y) % row_blocks * count;
+  const QueryRows<Shape, count> rows(arguments, sequence, key_head, first_row, aligned);
+  Part<Shape::width> gathered[count];
   const int first = split * parts.keys_per_split, end = min(first + parts.keys_per_split, arguments.keys);
   const int group = static_cast<int>(threadIdx.x) / Shape::lanes;
-  const HeadRows<const T> k = arguments.k.head(sequence, head), v = arguments.v.head(sequence, head);
+  const HeadRows<const T> k = arguments.k.head(sequence, key_head), v = arguments.v.head(sequence, key_head);
 #pragma unroll 1
   for (int key = first; key < end; key += keys_at_once * stride)
-    take_keys<Shape, queries>(gathered, q, arguments, k, v, slope, key + group, stride, end, aligned);
+    take_keys<Shape, count>(gathered, rows, arguments, k, v, key + group, stride, end, aligned);
 
-  const std::int64_t head_row =
-      (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
+  // The rows of a group's heads are neighbours in [B, H, T_q].
+  const int group_rows = arguments.groups.size * arguments.queries;
+  const std::int64_t place =
+      (static_cast<std::int64_t>(sequence) * arguments.key_heads + key_head) * group_rows + first_row;
 #pragma unroll
-  for (int query = 0; query < queries; ++query)
-    if (query < arguments.queries)
-      store_part<Shape, D>(gathered[query], parts, (head_row + query) * parts.splits + split,
-                           arguments.head_dim);
+  for (int n = 0; n < count; ++n)
+    if (first_row + n < group_rows)
+      store_part<Shape, D>(gathered[n], parts, (place + n) * parts.splits + split, arguments.head_dim);
 }
 
 // grid (T_q, H, B). Merges the parts of one query to out and lse.
@@ -257,26 +291,30 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 // Never less than for fewer keys, so that memory for a full cache serves until it is full.
-std::size_t decode_scratch_bytes(int batch, int heads, int queries, int keys, int head_dim) {
-  const std::int64_t splits = std::min(DecodeParts::most_splits(batch, heads),
-                                       divide_up(std::int64_t{keys}, DecodeParts::least_keys));
-  return static_cast<std::size_t>(std::int64_t{batch} * heads * queries * splits) *
-         (2 + static_cast<std::size_t>(head_dim)) * sizeof(float);
+std::size_t decode_scratch_bytes(const AttentionForward& op) {
+  const std::int64_t group = op.q.shape[2] / std::max<std::int64_t>(1, op.k.shape[2]);
+  const RowBlocks rows(static_cast<int>(group), static_cast<int>(op.q.shape[1]));
+  const std::int64_t most = DecodeParts::most_splits(static_cast<int>(op.q.shape[0]),
+                                                     static_cast<int>(op.k.shape[2]), rows),
+                     splits = std::min(most, divide_up(op.k.shape[1], DecodeParts::least_keys));
+  return static_cast<std::size_t>(op.lse.elements() * splits) *
+         (2 + static_cast<std::size_t>(op.q.shape[3])) * sizeof(float);
 }
 
-// Reads k and v once. Writes and reads the parts: (d_h + 2) floats for each query, head and split
-// of 128 keys or more.
+// Reads k and v once for every 4 rows of q that share them. Writes and reads the parts: (d_h + 2) floats for
+// each query, head and split of 128 keys or more.
 template <class T>
 void attention_decode(const ForwardArguments<T>& arguments, int batch, void* memory, Stream stream) {
   if (arguments.queries > decode_queries)
     throw std::invalid_argument("attention_decode: more than 4 queries");
-  const DecodeParts parts(memory, batch, arguments.heads, arguments.queries, arguments.keys);
+  const DecodeParts parts(memory, batch, arguments);
+  const RowBlocks rows(arguments.groups.size, arguments.queries);
   for_each_part(batch, [&](int first, int sequences) {
     const ForwardArguments<T> own = arguments.after(first);
     with_head_dim(arguments.head_dim, [&]<int D>(std::integral_constant<int, D>) {
-      const auto kernel = arguments.queries == 1 ? split_kernel<T, D, 1> : split_kernel<T, D, decode_queries>;
-      enqueue(kernel, Grid(parts.splits, arguments.heads, sequences), threads, 0, stream, own, parts,
-              arguments.aligned());
+      const auto kernel = rows.rows == 1 ? split_kernel<T, D, 1> : split_kernel<T, D, decode_queries>;
+      enqueue(kernel, Grid(parts.splits, std::int64_t{arguments.key_heads} * rows.blocks, sequences), threads,
+              0, stream, own, parts, rows.blocks, arguments.aligned());
     });
     // After this kernel the next part of the batch may overwrite `parts`.
     enqueue(merge_kernel<T>, Grid(arguments.queries, arguments.heads, sequences), threads, 0, stream, own,

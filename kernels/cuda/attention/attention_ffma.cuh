@@ -17,7 +17,7 @@ constexpr int decode_queries = 4, decode_keys = 256;
 
 // The decode form: few queries, many keys. It splits the keys over blocks and merges the parts in a fixed
 // order. `parts` is scratch memory of decode_scratch_bytes().
-std::size_t decode_scratch_bytes(int batch, int heads, int queries, int keys, int head_dim);
+std::size_t decode_scratch_bytes(const AttentionForward& op);
 template <class T>
 void attention_decode(const ForwardArguments<T>& arguments, int batch, void* parts, Stream stream);
 

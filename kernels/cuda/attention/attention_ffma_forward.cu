@@ -75,8 +75,8 @@ struct SoftmaxRows {
 
   // `first_row` is the thread's first query.
   template <class T>
-  __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, int sequence, int head,
-                                        int first_row, bool aligned) const {
+  __device__ __forceinline__ void store(const ForwardArguments<T>& arguments, const BlockBias& key_bias,
+                                        int sequence, int head, int first_row, bool aligned) const {
     const HeadRows<T> rows = arguments.out.head(sequence, head);
     float* const lse =
         arguments.lse + (static_cast<std::int64_t>(sequence) * arguments.heads + head) * arguments.queries;
@@ -85,7 +85,10 @@ struct SoftmaxRows {
       const int row = first_row + 4 * i;
       const float total = row_sum(sum[i]);
       if (row >= arguments.queries) continue;
-      if (thread_column() == 0) lse[row] = maximum[i] + logf(total);
+      if (thread_column() == 0) {
+        const float biased = maximum[i] + logf(total);
+        lse[row] = key_bias.keys ? biased - key_bias.at(row + arguments.keys - arguments.queries) : biased;
+      }
 #pragma unroll
       for (int k = 0; k < Tile::vectors; ++k) {
         const int c = 4 * thread_column() + 32 * k;
@@ -114,7 +117,9 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
   const int seen = arguments.causal ? min(first_query + lead + Tile::rows, arguments.keys) : arguments.keys;
   const int warp_query = first_query + Tile::warp_row();  // the warp's first query
   const float slope = arguments.slope ? arguments.slope[head] : 0.0f;
-  const HeadRows<const T> k = arguments.k.head(sequence, head), v = arguments.v.head(sequence, head);
+  const int key_head = arguments.key_head(head);
+  const HeadRows<const T> k = arguments.k.head(sequence, key_head), v = arguments.v.head(sequence, key_head);
+  const BlockBias key_bias(arguments, sequence, head, first_query + lead);
 
   SoftmaxRows<Tile> rows;
   load_rows<Tile, Tile::rows>(q_tile, arguments.q.head(sequence, head), first_query, arguments.queries,
@@ -130,6 +135,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
     if (sees) {
       Scores<Tile> scores;
       multiply_rows<Tile>(scores, q_tile, kv_tile, arguments.head_dim);
+      key_bias.add_to_columns<Tile>(scores, first_key + thread_column(), arguments.keys);
       rows.take(scores, arguments.scale, slope, first_key + thread_column(), warp_query + thread_row() + lead,
                 arguments.keys - 1, arguments.causal);
       store_weights<Tile>(weights, scores);
@@ -139,7 +145,7 @@ __global__ void __launch_bounds__(ForwardTile<D>::threads, ForwardTile<D>::block
     __syncthreads();
     if (sees) multiply_weights<Tile>(rows.out, weights, kv_tile);
   }
-  rows.store(arguments, sequence, head, warp_query + thread_row(), aligned);
+  rows.store(arguments, key_bias, sequence, head, warp_query + thread_row(), aligned);
 }
 
 }  // namespace

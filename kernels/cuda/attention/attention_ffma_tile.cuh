@@ -115,6 +115,50 @@ __device__ __forceinline__ void multiply_rows(Scores<Shape>& scores, const float
   }
 }
 
+// The bias of a head's keys, counted from the bias at one position of the block's rows, so that fp32 holds
+// the differences well. Without a key bias nothing is added to anything.
+struct BlockBias {
+  const double* keys = nullptr;  // of the head
+  int base = 0;                  // the position
+  double unit = 1;               // 1 / scale
+
+  template <class Arguments>
+  __device__ __forceinline__ BlockBias(const Arguments& arguments, int sequence, int head, int position)
+      : base(position), unit(1.0 / static_cast<double>(arguments.scale)) {
+    if (arguments.key_bias) keys = arguments.key_bias.keys(sequence, head);
+  }
+
+  // What `key` adds to its logits, and what a query at this position adds to its lse.
+  __device__ __forceinline__ float at(int key) const { return static_cast<float>(keys[key] - keys[base]); }
+  // The same in units of the scores, which are multiplied by scale afterwards.
+  __device__ __forceinline__ float score_at(int key) const {
+    return static_cast<float>((keys[key] - keys[base]) * unit);
+  }
+
+  // Adds the bias of the thread's keys, which are the rows (or the columns) of the scores: those from
+  // first_key on, every 4th (8th), as far as they are below `limit`.
+  template <class Shape>
+  __device__ __forceinline__ void add_to_rows(Scores<Shape>& scores, int first_key, int limit) const {
+    if (!keys) return;
+#pragma unroll
+    for (int i = 0; i < Shape::row_count; ++i) {
+      const float term = first_key + 4 * i < limit ? score_at(first_key + 4 * i) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < Shape::column_count; ++j) scores[i][j] += term;
+    }
+  }
+  template <class Shape>
+  __device__ __forceinline__ void add_to_columns(Scores<Shape>& scores, int first_key, int limit) const {
+    if (!keys) return;
+#pragma unroll
+    for (int j = 0; j < Shape::column_count; ++j) {
+      const float term = first_key + 8 * j < limit ? score_at(first_key + 8 * j) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < Shape::row_count; ++i) scores[i][j] += term;
+    }
+  }
+};
+
 // Stores scores in the layout of the next product's weights. A __syncwarp() must come before they are read.
 template <class Shape>
 __device__ __forceinline__ void store_weights(float* weights, const Scores<Shape>& scores) {

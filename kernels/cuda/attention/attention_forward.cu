@@ -300,9 +300,7 @@ bool takes_decode_form(const AttentionForward& op) {
 
 std::size_t CudaDevice::workspace(const AttentionForward& op) const {
   if (!takes_decode_form(op)) return 0;
-  return decode_scratch_bytes(static_cast<int>(op.q.shape[0]), static_cast<int>(op.q.shape[2]),
-                              static_cast<int>(op.q.shape[1]), static_cast<int>(op.k.shape[1]),
-                              static_cast<int>(op.q.shape[3]));
+  return decode_scratch_bytes(op);
 }
 
 void CudaDevice::launch(const AttentionForward& op) {
