@@ -310,6 +310,7 @@ void check(const PriorLanesBackward& op) {
   s.together("dfrequency", op.dfrequency, "dk_lanes", op.dk_lanes);
   if (op.dfrequency) {
     s.contiguous("dk_lanes", op.dk_lanes, f32, {"B", "H_k", "T", "2R"});
+    require_groups(s, "H", "H_k", "H a multiple of H_k");
     s.contiguous(written("dfrequency"), op.dfrequency, f32, {"R"});
   }
   require_coordinates(s);

@@ -113,7 +113,7 @@ struct LaneGradientMemory {
   double* positions;     // [A, T], centred
   ModeSums* parts;       // [B, H, R]
   ModeSums* query_sums;  // [H, R]
-  ModeSums* key_sums;    // [H, R]
+  ModeSums* key_sums;    // [H_k, R]
   std::size_t bytes;
 
   explicit LaneGradientMemory(const PriorLanesBackward& op, void* workspace = nullptr) {
@@ -142,8 +142,8 @@ ModeSums sum_mode(const float* x, const float* e, const double* position, std::i
   return sums;
 }
 
-// sums [H, R] = sums of every head and mode over the rows and the batch. A thread owns (sequence, head)
-// pairs. The sums of the pairs are then added in order.
+// sums [heads, R] = sums of every head and mode of lane_gradients over the rows and the batch. A thread owns
+// (sequence, head) pairs. The sums of the pairs are then added in order.
 void sum_modes(ModeSums* sums, const Tensor& lane_gradients, const PriorLanesBackward& op,
                const LaneGradientMemory& memory) {
   const std::int64_t batch = lane_gradients.shape[0], heads = lane_gradients.shape[1],
@@ -165,12 +165,16 @@ void sum_modes(ModeSums* sums, const Tensor& lane_gradients, const PriorLanesBac
 //                           - sum_j p_j (sin, -cos) . dC_j ]
 void accumulate_frequency_gradient(const PriorLanesBackward& op, const ModeSums* query_sums,
                                    const ModeSums* key_sums) {
-  const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1];
+  const std::int64_t heads = op.alpha.shape[0], modes = op.alpha.shape[1],
+                     group = heads / op.dk_lanes.shape[1];  // heads of q that share a head of k
   for (std::int64_t r = 0; r < modes; ++r) {
     double sum = 0;
-    for (std::int64_t hr = r; hr < heads * modes; hr += modes)
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const std::int64_t hr = h * modes + r;
+      const double of_key = h % group == 0 ? key_sums[h / group * modes + r].position_across : 0;
       sum += op.beta.as<float>()[hr] * query_sums[hr].position_along -
-             op.alpha.as<float>()[hr] * query_sums[hr].position_across - key_sums[hr].position_across;
+             op.alpha.as<float>()[hr] * query_sums[hr].position_across - of_key;
+    }
     op.dfrequency.as<float>()[r] += static_cast<float>(sum);
   }
 }
@@ -192,13 +196,14 @@ void accumulate_slope_gradient(const Tensor& dlambda, const Tensor& dslope) {
 
 std::size_t CpuDevice::workspace(const PriorLanesBackward& op) const { return LaneGradientMemory(op).bytes; }
 
-// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the terms
-// of a gradient nearly cancel.
-// A common offset of all positions does not change dfrequency: it changes the dA part and the dC part by
-// opposite amounts, because sum_i a_i' . dA_i + sum_j c_j' . dC_j = 0. Therefore both parts count positions
-// from their mean, which keeps the effect of the fp32 rounding of dA and dC small.
+// Reads dq_lanes, dk_lanes and dslope once: 4 B T (H (2R + 1) + 2 H_k R) bytes. All sums are in double,
+// because the terms of a gradient nearly cancel. A common offset of all positions does not change dfrequency:
+// it changes the dA part and the dC part by opposite amounts, because sum_i a_i' . dA_i + sum_j c_j' . dC_j =
+// 0. Therefore both parts count positions from their mean, which keeps the effect of the fp32 rounding of dA
+// and dC small.
 void CpuDevice::launch(const PriorLanesBackward& op) {
   const LaneGradientMemory memory(op, workspace_.take(op));
+  if (op.alpha.shape[0] == 0) return;
   for (std::int64_t axis = 0; axis < op.positions.shape[1]; ++axis)
     centre_positions(memory.positions + axis * op.positions.shape[0], op.positions, axis);
 

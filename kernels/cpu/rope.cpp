@@ -33,7 +33,8 @@ void rotate(const Tensor& x, const float* table, float direction) {
 }
 }  // namespace
 
-// A thread owns tokens (b, t). Reads and writes q and k once: 16 C bytes per token. The table stays in cache.
+// A thread owns tokens (b, t). Reads and writes q and k once: 8 (H + H_k) d_h bytes per token. The table
+// stays in cache.
 void CpuDevice::launch(const Rope& op) {
   const float* table = op.fourier.as<float>() + op.first_position * op.fourier.shape[1] * 2;
   const float direction = op.backward ? -1.0f : 1.0f;

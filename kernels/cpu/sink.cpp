@@ -141,15 +141,18 @@ SIMD_CLONES void sink_unit_gradient(float* activation, float* dhidden, const flo
   }
 }
 
-// sum[h, j] = sum_b dkey_bias[b, h, j]
+// sum[h, j] = sum of dkey_bias[b, g, j] over the batch and the heads g of group h
 void sum_over_batch(const Tensor& sum, const Tensor& dkey_bias) {
-  const std::int64_t batch = dkey_bias.shape[0], count = sum.elements();
+  const std::int64_t batch = dkey_bias.shape[0], heads = dkey_bias.shape[1], rows = dkey_bias.shape[2],
+                     count = sum.elements(), group = sum.shape[0] > 0 ? heads / sum.shape[0] : 0;
   const float* terms = dkey_bias.as<float>();
   float* sums = sum.as<float>();
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t first = i / rows * group;
     double total = 0;
-    for (std::int64_t b = 0; b < batch; ++b) total += terms[b * count + i];
+    for (std::int64_t b = 0; b < batch; ++b)
+      for (std::int64_t g = first; g < first + group; ++g) total += terms[(b * heads + g) * rows + i % rows];
     sums[i] = static_cast<float>(total);
   }
 }
@@ -181,7 +184,7 @@ std::size_t CpuDevice::workspace(const SinkBackward& op) const { return SinkBack
 
 // A thread owns hidden units m: row m of dw1, db1[m] and column m of dw2, so that no reduction between
 // threads is needed. Sums over T are in double, because sum_j dU_j = 0 and their terms cancel. Reads
-// dkey_bias once (4 B H T bytes). Every unit reads the other 4 T (H + n + F) bytes from cache.
+// dkey_bias once (4 B H_q T bytes). Every unit reads the other 4 T (H + n + F) bytes from cache.
 void CpuDevice::launch(const SinkBackward& op) {
   const std::int64_t rows = op.features.shape[0], width = op.features.shape[1], units = op.hidden.shape[1],
                      heads = op.w2.shape[0];

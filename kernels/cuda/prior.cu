@@ -50,7 +50,8 @@ struct LaneArguments {
   Heads<T> q, k;                                   // from coordinate d_c on
   const float *alpha, *beta, *key_bias, *fourier;  // key_bias and fourier from first_position on
   std::int64_t key_bias_stride;                    // T_max
-  int batch, heads, modes, lane_dim;               // B, H, R, d_h - d_c
+  int batch, query_heads, key_heads;               // B, H and H_k, 0 without q or k
+  int modes, lane_dim;                             // R, d_h - d_c
   float scale;
   bool paired = false;  // two lanes can be written by one store
 };
@@ -81,13 +82,13 @@ __device__ __forceinline__ void store_pair(bf16* lanes, float2 pair) {
   *reinterpret_cast<std::uint32_t*>(lanes) = pack_bf16(pair.x, pair.y);
 }
 
-// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first the lanes of its H heads of q, then
+// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first the lanes of its heads of q, then
 // those of k. A thread writes two lanes.
 template <class T>
 __global__ void __launch_bounds__(threads) prior_lanes_kernel(const LaneArguments<T> op) {
   const std::int64_t t = blockIdx.x;
-  const int pairs = (op.lane_dim + 1) / 2, query_items = op.q.data ? op.heads * pairs : 0,
-            items = query_items + (op.k.data ? op.heads * pairs : 0);
+  const int pairs = (op.lane_dim + 1) / 2, query_items = op.query_heads * pairs,
+            items = query_items + op.key_heads * pairs;
   for (int b = static_cast<int>(blockIdx.y); b < op.batch; b += static_cast<int>(gridDim.y))
     for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
       const bool is_query = item < query_items;
@@ -116,7 +117,8 @@ bool pair_aligned(const Heads<T>& heads) {
 // parameters and tables are read from cache.
 void CudaDevice::launch(const PriorLanesForward& op) {
   const Tensor& x = op.q ? op.q : op.k;
-  if (x.elements() == 0) return;
+  const std::int64_t heads = (op.q ? op.q.shape[2] : 0) + (op.k ? op.k.shape[2] : 0);
+  if (x.shape[0] * x.shape[1] * heads == 0) return;
   with_element_type(x.dtype, [&](auto element) {
     using T = decltype(element);
     const auto lanes_of = [&](const Tensor& tensor) {
@@ -131,13 +133,13 @@ void CudaDevice::launch(const PriorLanesForward& op) {
         .fourier = data_of<float>(op.fourier) + op.first_position * op.fourier.shape[1] * 2,
         .key_bias_stride = op.key_bias.shape[1],
         .batch = static_cast<int>(x.shape[0]),
-        .heads = static_cast<int>(x.shape[2]),
+        .query_heads = op.q ? static_cast<int>(op.q.shape[2]) : 0,
+        .key_heads = op.k ? static_cast<int>(op.k.shape[2]) : 0,
         .modes = static_cast<int>(op.fourier.shape[1]),
         .lane_dim = static_cast<int>(x.shape[3] - op.content_dim),
         .scale = op.scale};
     arguments.paired = arguments.lane_dim % 2 == 0 && pair_aligned(arguments.q) && pair_aligned(arguments.k);
-    const std::int64_t items =
-        (op.q && op.k ? 2 : 1) * static_cast<std::int64_t>(arguments.heads) * ((arguments.lane_dim + 1) / 2);
+    const std::int64_t items = heads * ((arguments.lane_dim + 1) / 2);
     const Grid grid(x.shape[1], std::min(x.shape[0], Grid::most_yz()));
     const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, threads)));
     enqueue(prior_lanes_kernel<T>, grid, block, 0, stream_, arguments);
@@ -166,6 +168,7 @@ struct LaneBackwardArguments {
   const std::int32_t* positions;
   std::int64_t rows;              // T
   int batch, heads, modes, axes;  // B, H, R, A
+  int group;                      // H / H_k
   int columns = 0;                // modes that a block of sum_lane_gradients_kernel processes side by side
   std::int64_t tile_rows = 0;     // rows of a block
   double* partial = nullptr;      // [H, max(R, 1), lane_sums, partitions]
@@ -181,13 +184,14 @@ struct LaneBackwardArguments {
 
 constexpr int slice_sequences = 16;  // sequences that a block sums
 
-// The sum over the sequences first_b .. last_b - 1 of x[b, h, t, r, :], where x is [B, H, T, R, 2].
+// The sum over the sequences first_b .. last_b - 1 of x[b, h, t, r, :], where x is [B, heads, T, R, 2].
 struct DoublePair {
   double x = 0, y = 0;
 };
 __device__ __forceinline__ DoublePair sum_over_slice(const float* x, const LaneBackwardArguments& op,
-                                                     int first_b, int last_b, int h, std::int64_t t, int r) {
-  const std::int64_t stride = op.heads * op.rows * op.modes;
+                                                     int first_b, int last_b, int heads, int h,
+                                                     std::int64_t t, int r) {
+  const std::int64_t stride = heads * op.rows * op.modes;
   const auto* at = reinterpret_cast<const float2*>(x) + (h * op.rows + t) * op.modes + r;
   DoublePair sum;
 #pragma unroll 4
@@ -209,17 +213,19 @@ __device__ __forceinline__ void add_row(double (&sums)[lane_sums], const LaneBac
   const int at = op.positions[t * op.axes + axis_of_mode(r, op.modes, op.axes)];
   const double p = at >= 0 ? at : 0, cosine = op.fourier[(t * op.modes + r) * 2],
                sine = op.fourier[(t * op.modes + r) * 2 + 1];
-  const DoublePair query = sum_over_slice(op.dq_lanes, op, first_b, last_b, h, t, r);
+  const DoublePair query = sum_over_slice(op.dq_lanes, op, first_b, last_b, op.heads, h, t, r);
   sums[along] += query.x * cosine + query.y * sine;
   sums[across] += query.x * sine - query.y * cosine;
   if (!op.dk_lanes) return;
   sums[position_along] += p * (query.x * cosine + query.y * sine);
   sums[position_across] += p * (query.x * sine - query.y * cosine);
-  const DoublePair key = sum_over_slice(op.dk_lanes, op, first_b, last_b, h, t, r);
-  sums[key_across] += key.x * sine - key.y * cosine;
-  sums[key_position_across] += p * (key.x * sine - key.y * cosine);
   sums[position] += p;
   sums[count] += at >= 0 ? 1 : 0;
+  if (h % op.group > 0) return;  // the head of k belongs to the first head of its group
+  const DoublePair key =
+      sum_over_slice(op.dk_lanes, op, first_b, last_b, op.heads / op.group, h / op.group, t, r);
+  sums[key_across] += key.x * sine - key.y * cosine;
+  sums[key_position_across] += p * (key.x * sine - key.y * cosine);
 }
 
 // Block (slice, tile, h) stores its sums in `partial`. Thread (group, column) sums every groups-th row
@@ -316,6 +322,9 @@ LaneBackwardArguments arguments_of(const PriorLanesBackward& op, void* partial) 
           .heads = static_cast<int>(op.dq_lanes.shape[1]),
           .modes = modes,
           .axes = static_cast<int>(op.positions.shape[1]),
+          .group = op.dk_lanes && op.dk_lanes.shape[1] > 0
+                       ? static_cast<int>(op.dq_lanes.shape[1] / op.dk_lanes.shape[1])
+                       : 1,
           .columns = columns,
           .tile_rows = tile_rows,
           .partial = static_cast<double*>(partial),
@@ -329,8 +338,8 @@ std::size_t CudaDevice::workspace(const PriorLanesBackward& op) const {
   return static_cast<std::size_t>(arguments.all_partials()) * sizeof(double);
 }
 
-// Reads dq_lanes, dk_lanes and dslope once: 4 B H T (4R + 1) bytes. All sums are in double, because the
-// terms of a gradient nearly cancel.
+// Reads dq_lanes, dk_lanes and dslope once: 4 B T (H (2R + 1) + 2 H_k R) bytes. All sums are in double,
+// because the terms of a gradient nearly cancel.
 void CudaDevice::launch(const PriorLanesBackward& op) {
   const LaneBackwardArguments arguments = arguments_of(op, workspace_.take(op));
   if (arguments.all_partials() == 0) return;

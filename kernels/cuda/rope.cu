@@ -32,16 +32,16 @@ __device__ __forceinline__ void rotate_vectors(T* row, int r, int half, const fl
   second.store(row + half + r);
 }
 
-// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first its H heads of q, then those of k. A
+// Block (t, b) owns row t of the sequences b, b + gridDim.y, ...: first its heads of q, then those of k. A
 // thread rotates one pair or one vector of pairs.
 template <class T, bool vectors>
 __global__ void __launch_bounds__(most_threads)
-    rope_kernel(Heads<T> q, Heads<T> k, const float* __restrict__ table, int batch, int heads, int half,
-                float direction) {
+    rope_kernel(Heads<T> q, Heads<T> k, const float* __restrict__ table, int batch, int query_heads,
+                int key_heads, int half, float direction) {
   constexpr int width = vectors ? Vector<T>::size : 1;
   const std::int64_t t = blockIdx.x;
-  const int groups = half / width, query_items = q.data ? heads * groups : 0,
-            items = query_items + (k.data ? heads * groups : 0);
+  const int groups = half / width, query_items = query_heads * groups,
+            items = query_items + key_heads * groups;
   for (int b = static_cast<int>(blockIdx.y); b < batch; b += static_cast<int>(gridDim.y))
     for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
       const bool is_query = item < query_items;
@@ -57,25 +57,27 @@ __global__ void __launch_bounds__(most_threads)
 }
 }  // namespace
 
-// Reads and writes q and k once: 4 C elements a token. All heads of a row read the row of the table
-// (4 d_h bytes) from cache.
+// Reads and writes q and k once: 2 (H + H_k) d_h elements a token. All heads of a row read the row of the
+// table (4 d_h bytes) from cache.
 void CudaDevice::launch(const Rope& op) {
   const Tensor& x = op.q ? op.q : op.k;
   const int batch = static_cast<int>(x.shape[0]), rows = static_cast<int>(x.shape[1]),
-            heads = static_cast<int>(x.shape[2]);
+            query_heads = op.q ? static_cast<int>(op.q.shape[2]) : 0,
+            key_heads = op.k ? static_cast<int>(op.k.shape[2]) : 0;
   const int half = static_cast<int>(x.shape[3] / 2);
-  if (x.elements() == 0) return;
+  if (batch == 0 || rows == 0 || query_heads + key_heads == 0 || half == 0) return;
   const float* table = data_of<float>(op.fourier) + op.first_position * half * 2;
   with_element_type(x.dtype, [&](auto element) {
     using T = decltype(element);
     const Heads<T> q(op.q), k(op.k);
     const bool vectors =
         half % Vector<T>::size == 0 && q.aligned() && k.aligned() && vectorizable(table, 2 * half);
-    const std::int64_t items = (op.q && op.k ? 2 : 1) * heads * (half / (vectors ? Vector<T>::size : 1));
+    const std::int64_t items =
+        std::int64_t{query_heads + key_heads} * (half / (vectors ? Vector<T>::size : 1));
     const Grid grid(rows, std::min<std::int64_t>(batch, Grid::most_yz()));
     const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, 32) * 32, most_threads)));
     enqueue(vectors ? rope_kernel<T, true> : rope_kernel<T, false>, grid, block, 0, stream_, q, k, table,
-            batch, heads, half, op.backward ? -1.0f : 1.0f);
+            batch, query_heads, key_heads, half, op.backward ? -1.0f : 1.0f);
   });
 }
 

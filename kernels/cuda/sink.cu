@@ -130,7 +130,7 @@ void CudaDevice::launch(const SinkForward& op) {
 namespace {
 struct SinkBackwardArguments {
   float *dw1, *db1, *dw2;
-  const float *dkey_bias, *hidden, *features, *w2;  // dkey_bias [H, T], summed over the batch
+  const float *dkey_bias, *hidden, *features, *w2;  // dkey_bias [H, T], summed
   std::int64_t rows;                                // T
   int width, units, heads;                          // F, n, H
   // Sums over a partition of the rows, [F + 1 + H, n, partitions]: dw1^T, db1, dw2.
@@ -139,15 +139,19 @@ struct SinkBackwardArguments {
   std::int64_t partition_rows = 0;
 };
 
-// sum[h, j] = sum_b dkey_bias[b, h, j];  dbump[h] += sum[h, 0]. A thread owns (h, j).
+// sum[h, j] = sum of dkey_bias[b, g, j] over the batch and the `group` heads g of group h;
+// dbump[h] += sum[h, 0]. A thread owns (h, j).
 __global__ void __launch_bounds__(threads)
     sum_over_batch_kernel(float* __restrict__ sum, float* __restrict__ dbump,
-                          const float* __restrict__ dkey_bias, int batch, int heads, std::int64_t rows) {
+                          const float* __restrict__ dkey_bias, int batch, int heads, int group,
+                          std::int64_t rows) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x, count = heads * rows;
   if (i >= count) return;
+  const float* from = dkey_bias + i / rows * group * rows + i % rows;
   double total = 0;
+  for (int g = 0; g < group; ++g)
 #pragma unroll 8
-  for (int b = 0; b < batch; ++b) total += dkey_bias[b * count + i];
+    for (int b = 0; b < batch; ++b) total += from[b * count * group + g * rows];
   sum[i] = static_cast<float>(total);
   if (i % rows == 0) dbump[i / rows] += static_cast<float>(total);
 }
@@ -241,7 +245,7 @@ std::size_t CudaDevice::workspace(const SinkBackward& op) const {
 }
 
 // Sums over T are in double, because sum_j dU_j = 0 makes their terms cancel. Reads dkey_bias once
-// (4 B H T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache.
+// (4 B H_q T bytes). The other arrays (4 T (H + n + F) bytes) are read a few times from cache.
 void CudaDevice::launch(const SinkBackward& op) {
   SinkBackwardArguments arguments{.dw1 = data_of<float>(op.dw1),
                                   .db1 = data_of<float>(op.db1),
@@ -259,7 +263,8 @@ void CudaDevice::launch(const SinkBackward& op) {
   if (sums == 0) return;
   enqueue(sum_over_batch_kernel, divide_up(sums, threads), threads, 0, stream_,
           data_of<float>(op.dkey_bias_sum), data_of<float>(op.dbump), data_of<float>(op.dkey_bias),
-          static_cast<int>(op.dkey_bias.shape[0]), arguments.heads, arguments.rows);
+          static_cast<int>(op.dkey_bias.shape[0]), arguments.heads,
+          static_cast<int>(op.dkey_bias.shape[1]) / arguments.heads, arguments.rows);
   if (outputs == 0) return;
   arguments.partition_rows = rows_of_partition(arguments.rows);
   arguments.partitions = static_cast<int>(partitions_of(arguments.rows));
