@@ -44,12 +44,13 @@ void check_backward(const AttentionProblem& problem, const AttentionShape& shape
              sum_per_head(want.dslope.terms, shape.batch, shape.heads));
   CHECK_FP32(got.dq_lanes.values(), want.dq_lanes.value, want.dq_lanes.terms);
   CHECK_FP32(got.dk_lanes.values(), want.dk_lanes.value, want.dk_lanes.terms);
-  const Index row = shape.batch * shape.heads * shape.head_dim, rows = std::max(shape.t_q, shape.t_k);
-  CHECK(count_nan(got.dqkv.values()) ==
-        row * ((rows - shape.t_q) + 2 * (rows - shape.t_k)));  // nothing else was written
+  const Index row = shape.batch * shape.head_dim, rows = std::max(shape.t_q, shape.t_k),
+              unused = shape.heads * (rows - shape.t_q) + 2 * problem.key_heads() * (rows - shape.t_k);
+  CHECK(count_nan(got.dqkv.values()) == row * unused);  // nothing else was written
 }
 
 void check_attention(Device& device, const AttentionShape& shape, Rng& rng) {
+  INFO((shape.key_bias ? "key bias, " : "") << shape.group << " heads a group, ");
   INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads
             << ", d_h " << shape.head_dim << ", d_c " << shape.content_dim << ", 2R " << shape.lanes
             << (shape.causal ? ", causal" : "") << (shape.slope ? ", slope" : ""));
@@ -145,6 +146,22 @@ TEST_CASE("attention oracle: dkey_bias is the central difference in a bias of th
   CHECK(distance(differences(problem, problem.bias), attention_gradients(problem).dkey_bias.value) < 1e-8);
 }
 
+TEST_CASE("attention oracle: with a key bias and grouped queries, too, its gradients are central differences",
+          "[attention]") {
+  const auto seed = fresh_seed();
+  INFO("GOAT_TEST_SEED=" << seed);
+  Rng rng(seed);
+  for (const Index group : {1, 3}) {
+    AttentionProblem problem =
+        random_attention({2, 3, 5, 3, 4, 4, 0, true, true, DType::f32, group, true}, rng);
+    const AttentionGradients gradients = attention_gradients(problem);
+    CHECK(distance(differences(problem, problem.q), times(gradients.s_k.value, problem.scale)) < 1e-8);
+    CHECK(distance(differences(problem, problem.k), times(gradients.s_q.value, problem.scale)) < 1e-8);
+    CHECK(distance(differences(problem, problem.v), gradients.dv.value) < 1e-8);
+    CHECK(distance(differences(problem, problem.key_bias), gradients.dkey_bias.value) < 1e-8);
+  }
+}
+
 TEST_CASE("attention forward and backward: match float64 at odd lengths", "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_tested(name);
@@ -209,6 +226,106 @@ TEST_CASE("attention forward and backward: match float64 with steep slopes over 
     on_device.backward();
     check_forward(problem, on_device);
     check_backward(problem, shape, on_device);
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 with a key bias, alone, with a slope and with lanes",
+          "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const bool slope : {false, true})
+      for (const Index lanes : {0, 4}) {
+        const auto shape = [&](Index batch, Index t_q, Index t_k, Index heads, Index head_dim) {
+          return AttentionShape{
+              batch, t_q,  t_k,   heads,      head_dim, head_dim - lanes - (lanes > 0 ? 2 : 0),
+              lanes, true, slope, DType::f32, 1,        true};
+        };
+        check_attention(*device, shape(2, 97, 97, 3, 24), rng);
+        check_attention(*device, shape(1, 257, 257, 1, 8), rng);
+        check_attention(*device, shape(2, 100, 250, 2, 52), rng);
+        check_attention(*device, shape(1, 5, 193, 2, 130), rng);
+        check_attention(*device, shape(1, 1, 1, 1, 16), rng);
+      }
+    for (Index lead = 1; lead <= 96; lead += reduced() ? 13 : 5)  // the base of a tile's bias is everywhere
+      check_attention(*device, {1, 70, 70 + lead, 1, 8, 8, 0, true, false, DType::f32, 1, true}, rng);
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 with a key bias that has grown over 32768 keys",
+          "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const Index length = reduced() ? 4096 : 32768;
+    for (const Index t_q : {5, 1}) {  // 1: the decode form
+      const AttentionShape shape{1, t_q, length, 2, 16, 10, 4, true, false, DType::f32, 2, true};
+      AttentionProblem problem = random_attention(shape, rng);
+      for (std::size_t i = 0; i < problem.key_bias.size(); ++i)
+        problem.key_bias[i] = static_cast<double>(i % static_cast<std::size_t>(length)) * std::log(2.0);
+      DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+      on_device.forward();
+      on_device.backward();
+      check_forward(problem, on_device);
+      check_backward(problem, shape, on_device);
+    }
+  }
+}
+
+TEST_CASE("attention forward and backward: match float64 where heads share keys and values", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    for (const auto& [heads, group] : {std::pair<Index, Index>{4, 2}, {6, 3}, {5, 5}, {6, 2}})
+      for (const bool key_bias : {false, true}) {
+        const DType f32 = DType::f32;
+        check_attention(*device, {2, 97, 97, heads, 24, 18, 4, true, true, f32, group, key_bias}, rng);
+        check_attention(*device, {1, 70, 130, heads, 33, 33, 0, true, false, f32, group, key_bias}, rng);
+        check_attention(*device, {1, 3, 100, heads, 130, 120, 2, true, true, f32, group, key_bias}, rng);
+      }
+    check_attention(*device, {1, 130, 70, 6, 24, 18, 4, false, true, DType::f32, 3}, rng);
+  }
+}
+
+TEST_CASE(
+    "attention: grouped queries give the bits of copied keys and values, and the sums of their gradients",
+    "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const Index group = 3, width = 24, content = 18, lanes = 4;
+    const AttentionProblem grouped =
+        random_attention({2, 99, 120, 6, width, content, lanes, true, true, DType::f32, group, true}, rng);
+    AttentionProblem copied = grouped;
+    copied.group = 1;
+    const auto copies = [&](const std::vector<double>& rows) {
+      std::vector<double> all;
+      for (std::size_t row = 0; row < rows.size(); row += width)
+        for (Index copy = 0; copy < group; ++copy)
+          all.insert(all.end(), rows.begin() + row, rows.begin() + row + width);
+      return all;
+    };
+    copied.k = copies(grouped.k);
+    copied.v = copies(grouped.v);
+    const auto got = run(*device, grouped, content, lanes), want = run(*device, copied, content, lanes);
+    for (const std::size_t same : {0, 1, 2, 5, 7, 8})  // all but dk, dv and dk_lanes
+      CHECK((got[same] == want[same]));
+    const auto summed = [&](const std::vector<double>& values) {  // over the copies of a row
+      std::vector<double> sums(values.size() / group);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        sums[i / (group * width) * width + i % width] += values[i];
+      return sums;
+    };
+    CHECK_FP32(got[3], summed(want[3]), summed(absolute(want[3])));
+    CHECK_FP32(got[4], summed(want[4]), summed(absolute(want[4])));
   }
 }
 
@@ -286,6 +403,25 @@ TEST_CASE("attention on the cpu: the same bits for every number of threads", "[a
   }
 }
 
+TEST_CASE("attention on the cpu: the heads of a group add up in one order, for every number of threads",
+          "[attention]") {
+  const auto device = open_tested("cpu");
+  Rng rng(fresh_seed());
+  const int threads = omp_get_max_threads();
+  // One head of keys, and two: by heads with one thread (two threads), by tiles with more.
+  for (const Index group : {6, 3}) {
+    const AttentionProblem problem =
+        random_attention({1, 200, 300, 6, 20, 12, 4, true, true, DType::f32, group, true}, rng);
+    omp_set_num_threads(1);
+    const auto one = run(*device, problem, 12, 4);
+    for (const int count : {2, 3, 7}) {
+      omp_set_num_threads(count);
+      CHECK((run(*device, problem, 12, 4) == one));
+    }
+    omp_set_num_threads(threads);
+  }
+}
+
 TEST_CASE("attention forward: a NaN reaches the rows that see it and no earlier tile", "[attention]") {
   for (const std::string& name : device_names()) {
     const auto device = open_tested(name);
@@ -321,7 +457,9 @@ TEST_CASE(
 TEST_CASE("attention forward and backward: match float64 on GPUs of every architecture", "[attention]") {
   for_each_architecture([](Device& device, int, Rng& rng) {
     for (const Index head_dim : {32, 64, 128, 200})
-      check_attention(device, {1, 40, 70, 1, head_dim, head_dim - 6, 4, true, true}, rng);
+      for (const bool key_bias : {false, true})
+        check_attention(device,
+                        {1, 40, 70, 2, head_dim, head_dim - 6, 4, true, true, DType::f32, 2, key_bias}, rng);
   });
 }
 #endif

@@ -17,8 +17,8 @@ using namespace goat::test;
 namespace {
 using Index = std::int64_t;
 
-// The problem's operands on a device: q [B, T_q, H, d_h]; k and v as a cache [B, capacity, 2, H, d_h] of
-// which the first T_k rows are filled and the others poisoned.
+// The problem's operands on a device: q [B, T_q, H, d_h]; k and v as a cache [B, capacity, 2, H_k, d_h], and
+// the key bias as one [B, H, capacity], of which the first T_k rows are filled and the others poisoned.
 struct Decoding {
   Decoding(Device& on, DType dtype, const AttentionProblem& problem, Index capacity)
       : device(on),
@@ -27,12 +27,13 @@ struct Decoding {
         causal(problem.causal),
         q(Operand::of(on, problem.q, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "q",
                       dtype)),
-        cache(on, dtype, {problem.batch, capacity, 2, problem.heads, problem.head_dim}, "cache"),
+        cache(on, dtype, {problem.batch, capacity, 2, problem.key_heads(), problem.head_dim}, "cache"),
+        key_bias(on, DType::f64, {problem.batch, problem.heads, capacity}, "key_bias"),
         slope(on, DType::f32, {problem.heads}, "slope"),
         out(on, dtype, {problem.batch, problem.t_q, problem.heads, problem.head_dim}, "out"),
         lse(on, DType::f32, {problem.batch, problem.heads, problem.t_q}, "lse") {
     std::vector<double> filled = cache.values();
-    const Index row = problem.heads * problem.head_dim;
+    const Index row = problem.key_heads() * problem.head_dim;
     for (Index b = 0; b < problem.batch; ++b)
       for (Index t = 0; t < t_k; ++t)
         for (Index c = 0; c < row; ++c) {
@@ -43,6 +44,12 @@ struct Decoding {
     cache.set(filled);
     has_slope = !problem.slope.empty();
     if (has_slope) slope.set(problem.slope);
+    has_key_bias = !problem.key_bias.empty();
+    std::vector<double> biases = key_bias.values();
+    for (std::size_t i = 0; i < problem.key_bias.size(); ++i)
+      biases[i / static_cast<std::size_t>(t_k) * static_cast<std::size_t>(capacity) +
+             i % static_cast<std::size_t>(t_k)] = problem.key_bias[i];
+    key_bias.set(biases);
   }
 
   AttentionForward operation() const {
@@ -53,6 +60,7 @@ struct Decoding {
     op.k = cache.tensor().select(2, 0).slice(1, 0, t_k);
     op.v = cache.tensor().select(2, 1).slice(1, 0, t_k);
     if (has_slope) op.slope = slope;
+    if (has_key_bias) op.key_bias = key_bias.tensor().slice(2, 0, t_k);
     op.scale = scale;
     op.causal = causal;
     return op;
@@ -62,8 +70,8 @@ struct Decoding {
   Device& device;
   Index t_k;
   float scale;
-  bool causal, has_slope = false;
-  Operand q, cache, slope, out, lse;
+  bool causal, has_slope = false, has_key_bias = false;
+  Operand q, cache, key_bias, slope, out, lse;
 };
 
 AttentionProblem random_problem(const AttentionShape& shape, DType dtype, Rng& rng) {
@@ -76,7 +84,8 @@ AttentionProblem random_problem(const AttentionShape& shape, DType dtype, Rng& r
 void check_decoding(Device& device, DType dtype, const AttentionShape& shape, Rng& rng) {
   INFO("B " << shape.batch << ", T_q " << shape.t_q << ", T_k " << shape.t_k << ", H " << shape.heads
             << ", d_h " << shape.head_dim << (shape.causal ? ", causal" : "")
-            << (shape.slope ? ", slope" : ""));
+            << (shape.slope ? ", slope" : "") << (shape.key_bias ? ", key bias" : "") << ", " << shape.group
+            << " heads a group");
   const AttentionProblem problem = random_problem(shape, dtype, rng);
   Decoding decoding(device, dtype, problem, shape.t_k + 3);
   decoding.run();
@@ -119,6 +128,28 @@ TEST_CASE("attention decode: matches float64 with many heads, where the splits a
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     check_decoding(device, dtype, {16, 1, 777, 16, 16, 16, 0, true, true},
                    rng);  // 2 blocks a head would hold 389 and 388 keys
+  });
+}
+
+TEST_CASE("attention decode: matches float64 with a key bias, counted from the row's own position",
+          "[attention]") {
+  for_each_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const Index t_q : {1, 2, 4})
+      for (const Index t_k : {256, 385, 1000})
+        for (const bool slope : {true, false})
+          check_decoding(device, dtype, {2, t_q, t_k, 2, 32, 32, 0, true, slope, dtype, 1, true}, rng);
+  });
+}
+
+TEST_CASE("attention decode: matches float64 where heads share keys and values", "[attention]") {
+  for_each_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const auto& [heads, group] :
+         {std::pair<Index, Index>{4, 2}, {6, 3}, {3, 3}, {8, 4}, {8, 8}, {10, 5}, {7, 7}})
+      for (const Index t_q : {1, 3})
+        for (const bool key_bias : {true, false})
+          check_decoding(device, dtype, {2, t_q, 300, heads, 40, 40, 0, true, true, dtype, group, key_bias},
+                         rng);
+    check_decoding(device, dtype, {1, 2, 1500, 6, 16, 16, 0, false, true, dtype, 3}, rng);
   });
 }
 
@@ -173,7 +204,7 @@ TEST_CASE("attention decode: the same bits in any order of threads", "[attention
     Rng rng(fresh_seed());
     for (const Index head_dim : {32, 33}) {
       const AttentionProblem problem =
-          random_problem({1, 2, 600, 2, head_dim, head_dim, 0, true, true}, dtype, rng);
+          random_problem({1, 2, 600, 6, head_dim, head_dim, 0, true, true, dtype, 3, true}, dtype, rng);
       Decoding decoding(*device, dtype, problem, 601);
       check_schedules(name, [&] {
         decoding.run();

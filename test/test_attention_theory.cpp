@@ -35,6 +35,56 @@ double content_range(const AttentionProblem& problem, Index i, Index content_dim
   }
   return highest - lowest;
 }
+
+double log_sigmoid(double x) { return std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x))); }
+
+// The key bias [B, H, T] that the device makes of gates [B, T, H].
+std::vector<double> bias_of_gates(Device& device, const AttentionProblem& problem,
+                                  const std::vector<double>& gates) {
+  const auto gate = Operand::of(device, gates, {problem.batch, problem.t_k, problem.heads}, "gate");
+  const Operand bias(device, DType::f64, {problem.batch, problem.heads, problem.t_k}, "key_bias");
+  device.run(ForgetBiasForward{bias, gate, 0});
+  return bias.values();
+}
+
+// All results of both passes.
+std::vector<std::vector<double>> results_of(Device& device, const AttentionProblem& problem,
+                                            Index content_dim, Index lanes) {
+  DeviceAttention attention(device, problem, content_dim, lanes);
+  attention.forward();
+  attention.backward();
+  return {attention.out.values(),      attention.lse.values(),       attention.q_gradient(),
+          attention.k_gradient(),      attention.v_gradient(),       attention.dq_lanes.values(),
+          attention.dk_lanes.values(), attention.dkey_bias.values(), attention.dslope.values()};
+}
+
+// How far the kernels' logits are from s_ij + key_bias_j - key_bias_i', at most, for a query at each of the
+// last `probes` positions and a key whose weight is not negligible. Query c has content e_c, and coordinate c
+// of every key but one is far below zero: lse is that key's logit.
+double worst_logit(Device& device, const std::vector<double>& key_bias, Index probes, Rng& rng) {
+  const auto length = static_cast<Index>(key_bias.size());
+  AttentionProblem problem = random_attention({1, probes, length, 1, 16, 16, 0, true, false}, rng);
+  problem.key_bias = key_bias;
+  std::vector<Index> probed;
+  for (Index c = 0; c < probes; ++c) {
+    for (Index other = 0; other < 16; ++other) problem.q[c * 16 + other] = other == c ? 1 : 0;
+    for (Index j = 0; j < length; ++j) problem.k[j * 16 + c] = -1e30;
+    const Index i = problem.position(c);
+    Index j = i - static_cast<Index>(rng() % 40);
+    while (key_bias[i] - key_bias[j] > 27) ++j;  // e^-27 < 1e-11
+    probed.push_back(j);
+    problem.k[j * 16 + c] = 0;
+  }
+  DeviceAttention on_device(device, problem, 16, 0);
+  on_device.forward();
+  const std::vector<double> lse = on_device.lse.values();
+  double worst = 0;
+  for (Index c = 0; c < probes; ++c) {
+    const double error = std::abs(lse[c] - (key_bias[probed[c]] - key_bias[problem.position(c)]));
+    worst = error <= worst ? worst : error;
+  }
+  return worst;
+}
 }  // namespace
 
 TEST_CASE(
@@ -267,4 +317,113 @@ TEST_CASE(
       INFO("worst error " << worst << " of the bound");
       CHECK(worst <= 1);
     }
+}
+
+TEST_CASE(
+    "attention theory: with the bias of forget gates p_ij is proportional to exp(s_ij) times the gates after "
+    "j "
+    "up to i",
+    "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const Index length = 150, heads = 4;
+    AttentionProblem problem =
+        random_attention({1, length, length, heads, 24, 20, 2, true, false, DType::f32, 2}, rng);
+    std::normal_distribution<float> normal(2, 2);
+    std::vector<double> gates(static_cast<std::size_t>(length * heads));
+    for (double& gate : gates) gate = normal(rng);
+    AttentionProblem oracle = problem;
+    oracle.bias.assign(static_cast<std::size_t>(heads * length * length), 0);
+    for (Index h = 0; h < heads; ++h)
+      for (Index i = 0; i < length; ++i) {
+        double remembered = 0;  // the log of the product
+        for (Index j = i; j >= 0; --j) {
+          oracle.bias[(h * length + i) * length + j] = remembered;
+          remembered += log_sigmoid(gates[j * heads + h]);
+        }
+      }
+    problem.key_bias = bias_of_gates(*device, problem, gates);
+    DeviceAttention on_device(*device, problem, 20, 2);
+    on_device.forward();
+    on_device.backward();
+    const AttentionOutputs want = attention_outputs(oracle, 20, 2);
+    CHECK_FP32(on_device.out.values(), want.out.value, want.out.terms);
+    CHECK_FP32(on_device.lse.values(), want.lse.value);
+    CHECK_FP32(on_device.q_gradient(), want.dq.value, want.dq.terms);
+    CHECK_FP32(on_device.k_gradient(), want.dk.value, want.dk.terms);
+    CHECK_FP32(on_device.v_gradient(), want.dv.value, want.dv.terms);
+    CHECK_FP32(on_device.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms);
+  }
+}
+
+TEST_CASE("attention theory: gates that never change give a slope of -log sigmoid", "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const Index length = 190;
+    AttentionProblem problem = random_attention({1, length, length, 3, 32, 26, 4, true, false}, rng);
+    const std::vector<double> head_gates = {0, 3, -2};
+    std::vector<double> gates;
+    for (Index t = 0; t < length; ++t) gates.insert(gates.end(), head_gates.begin(), head_gates.end());
+    AttentionProblem by_slope = problem;
+    for (const double gate : head_gates)
+      by_slope.slope.push_back(static_cast<double>(static_cast<float>(-log_sigmoid(gate))));
+    problem.key_bias = bias_of_gates(*device, problem, gates);
+    const auto got = results_of(*device, problem, 26, 4), want = results_of(*device, by_slope, 26, 4);
+    for (std::size_t which = 0; which < got.size() - 1; ++which) CHECK_FP32(got[which], want[which]);
+  }
+}
+
+TEST_CASE("attention theory: gates that are wide open give the bits of attention without a key bias",
+          "[attention]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    Rng rng(fresh_seed());
+    for (const bool slope : {false, true})
+      for (const Index group : {1, 2})
+        for (const auto& [t_q, t_k] : {std::pair<Index, Index>{131, 131}, {70, 200}, {2, 300}}) {
+          INFO(name << ", T_q " << t_q << ", T_k " << t_k << ", " << group << " heads a group");
+          AttentionProblem problem =
+              random_attention({2, t_q, t_k, 2, 32, 26, 4, true, slope, DType::f32, group}, rng);
+          const auto without = results_of(*device, problem, 26, 4);
+          problem.key_bias = bias_of_gates(*device, problem,
+                                           std::vector<double>(static_cast<std::size_t>(2 * t_k * 2), 1e4));
+          CHECK((results_of(*device, problem, 26, 4) == without));
+        }
+  }
+}
+
+TEST_CASE(
+    "attention theory: logits with forget gates are within 0.003 of float64 at T=32768, within 1e-4 for "
+    "gates "
+    "of a half",
+    "[attention]") {
+  const Index length = reduced() ? 8192 : 32768;
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    AttentionProblem shape;
+    shape.t_k = length;
+    std::uniform_real_distribution<double> forgets(1e-4, 0.9999);
+    std::vector<double> halves(static_cast<std::size_t>(length)), mixed(halves);
+    for (double& gate : mixed) {
+      const double f = forgets(rng);
+      gate = static_cast<float>(std::log(f / (1 - f)));
+    }
+    const std::vector<double> half_bias = bias_of_gates(*device, shape, halves),
+                              mixed_bias = bias_of_gates(*device, shape, mixed);
+    CHECK(half_bias.back() == Approx(static_cast<double>(length) * std::log(2.0)).epsilon(1e-12));
+    for (const Index probes : {1, 4, 16}) {  // 1 and 4: the decode form
+      INFO(probes << " queries");
+      CHECK(worst_logit(*device, half_bias, probes, rng) < 1e-4);
+      CHECK(worst_logit(*device, mixed_bias, probes, rng) < 0.003);
+    }
+  }
 }

@@ -1,6 +1,7 @@
 // Extents of 0: sums of no terms are written as 0, what is accumulated into stays as it is, and nothing else
 // is touched.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -83,6 +84,47 @@ TEST_CASE("embedding, positions, classifier and rope: no tokens are no work") {
       device.run(AddPositions{stream, rows, 0});
       device.run(AddPositionsBackward{rows, stream});
       CHECK(rows.values() == rows_before);
+    }
+  });
+}
+
+TEST_CASE("forget gates: no tokens are no work, and without columns a gate is its bias") {
+  for_each_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const auto& [N, C, H] :
+         {std::array<Index, 3>{0, 8, 3}, {0, 0, 3}, {4, 0, 3}, {4, 8, 0}, {0, 0, 0}}) {
+      INFO("N " << N << ", C " << C << ", H " << H);
+      const auto x = Operand::normal(device, rng, {N, C}, "x", 1, dtype),
+                 dx = Operand::normal(device, rng, {N, C}, "dx", 1, dtype),
+                 weight = Operand::normal(device, rng, {H, C}, "weight"),
+                 bias = Operand::normal(device, rng, {H}, "bias"),
+                 dweight = Operand::normal(device, rng, {H, C}, "dweight"),
+                 dbias = Operand::normal(device, rng, {H}, "dbias"),
+                 dgate = Operand::of(device, Values(static_cast<std::size_t>(N * H), 0.5), {N, H}, "dgate");
+      const Operand gate(device, DType::f32, {N, H}, "gate");
+      const Values start[] = {dx.values(), dweight.values(), dbias.values(), bias.values()};
+      device.run(ForgetGatesForward{gate, x, weight, bias});
+      device.run(ForgetGatesBackward{dx, dweight, dbias, dgate, x, weight});
+      const Values gates = gate.values();
+      for (std::size_t i = 0; i < gates.size(); ++i) CHECK(gates[i] == start[3][i % start[3].size()]);
+      CHECK(dx.values() == start[0]);
+      CHECK(dweight.values() == start[1]);
+      for (std::size_t h = 0; h < start[2].size(); ++h)
+        CHECK(dbias.values()[h] == Approx(start[2][h] + 0.5 * static_cast<double>(N)));
+    }
+  });
+}
+
+TEST_CASE("forget bias: without tokens, sequences or heads nothing is written") {
+  for_each_device([](Device& device, Rng& rng) {
+    for (const auto& [B, T, H] : {std::array<Index, 3>{0, 5, 2}, {2, 0, 2}, {2, 5, 0}}) {
+      const auto key_bias = Operand::normal(device, rng, {B, H, T + 3}, "key_bias", 1, DType::f64),
+                 gate = Operand::normal(device, rng, {B, T, H}, "gate"),
+                 dkey_bias = Operand::normal(device, rng, {B, H, T}, "dkey_bias");
+      const Operand dgate(device, DType::f32, {B, T, H}, "dgate");
+      const Values before = key_bias.values();
+      device.run(ForgetBiasForward{key_bias, gate, 2});
+      CHECK(key_bias.values() == before);
+      device.run(ForgetBiasBackward{dgate, dkey_bias, gate});
     }
   });
 }

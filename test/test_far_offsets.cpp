@@ -223,6 +223,41 @@ TEST_CASE("swiglu: rows beyond 2^31 elements are those of their own row") {
   });
 }
 
+TEST_CASE("forget bias and attention: key biases of sequences and heads beyond 2^31 elements") {
+  for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
+    if (dtype != DType::f32) return;
+    const Index B = 2, H = 2;
+    for (const auto& stride : {std::vector<Index>{far + 64, 4096, 1}, {8192, far + 64, 1}})
+      for (const Index length : {5, 300}) {  // 300: the decode form, too
+        INFO("strides " << stride[0] << " " << stride[1] << ", T " << length);
+        UntouchedMemory memory(device, (far + (1 << 15)) * static_cast<Index>(sizeof(double)));
+        const Tensor key_bias = memory.view(DType::f64, 0, {B, H, length}, stride, "key_bias");
+        const Operand near(device, DType::f64, {B, H, length}, "key_bias");
+        const auto gate = Operand::normal(device, rng, {B, length, H}, "gate");
+        device.run(ForgetBiasForward{near, gate, 0});
+        device.run(ForgetBiasForward{key_bias, gate, 0});
+        CHECK(same_values(key_bias, near));
+
+        for (const Index t_q : {Index{2}, length}) {
+          const AttentionProblem problem =
+              random_attention({B, t_q, length, H, 8, 8, 0, true, false, dtype, 1, true}, rng);
+          DeviceAttention with_near(device, problem, 8, 0, dtype), with_far(device, problem, 8, 0, dtype);
+          AttentionForward want = with_near.forward_operation(), op = with_far.forward_operation();
+          AttentionBackward want_back = with_near.backward_operation(), back = with_far.backward_operation();
+          want.key_bias = want_back.key_bias = near;
+          op.key_bias = back.key_bias = key_bias;
+          device.run(want);
+          device.run(op);
+          CHECK(same_values(op.out, want.out));
+          device.run(want_back);
+          device.run(back);
+          CHECK(same_values(back.dq, want_back.dq));
+          CHECK(same_values(back.dk, want_back.dk));
+        }
+      }
+  });
+}
+
 TEST_CASE("attention, rope and prior lanes: sequences, rows and heads beyond 2^31 elements") {
   for_each_host_variant([](Device& device, DType dtype, Rng& rng) {
     for (const auto& stride : far_strides())

@@ -57,6 +57,32 @@ TEST_CASE("rope and prior lanes: match what each sequence gives alone, with 70,0
   });
 }
 
+TEST_CASE("forget bias: matches what each sequence gives alone, with 70,000 sequences and heads") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    Rng rng(fresh_seed());
+    const Index B = 35000, T = 2, H = 2;
+    const auto one = Operand::normal(*device, rng, {1, T, H}, "gate"),
+               of_one = Operand::normal(*device, rng, {1, H, T}, "dkey_bias");
+    const auto copies = [](const Values& values) {
+      Values all;
+      for (Index b = 0; b < B; ++b) all.insert(all.end(), values.begin(), values.end());
+      return all;
+    };
+    const auto gate = Operand::of(*device, copies(one.values()), {B, T, H}, "gate"),
+               dkey_bias = Operand::of(*device, copies(of_one.values()), {B, H, T}, "dkey_bias");
+    const Operand want(*device, DType::f64, {1, H, T}, "key_bias"),
+        got(*device, DType::f64, {B, H, T}, "key_bias"), want_dgate(*device, DType::f32, {1, T, H}, "dgate"),
+        dgate(*device, DType::f32, {B, T, H}, "dgate");
+    device->run(ForgetBiasForward{want, one, 0});
+    device->run(ForgetBiasForward{got, gate, 0});
+    CHECK((got.values() == copies(want.values())));
+    device->run(ForgetBiasBackward{want_dgate, of_one, one});
+    device->run(ForgetBiasBackward{dgate, dkey_bias, gate});
+    CHECK((dgate.values() == copies(want_dgate.values())));
+  }
+}
+
 #ifdef GOAT_HAS_SIMT
 namespace {
 // A simulated GPU whose grids take few blocks in y and z, for as long as this lives: small shapes then do
@@ -130,7 +156,8 @@ TEST_CASE("attention: the same bits where sequences and tiles exceed a grid's y 
 TEST_CASE("attention decode: the same bits where sequences exceed a grid's z") {
   for_each_simulated([](Device& device, DType dtype, Rng& rng) {
     for (const Index t_q : {1, 3}) {
-      const AttentionProblem problem = random_attention({8, t_q, 300, 2, 16, 16, 0, true, true, dtype}, rng);
+      const AttentionProblem problem =
+          random_attention({8, t_q, 300, 2, 16, 16, 0, true, true, dtype, 2, true}, rng);
       check_small_grids([&] {
         DeviceAttention attention(device, problem, 16, 0, dtype);
         attention.forward();

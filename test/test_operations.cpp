@@ -380,6 +380,10 @@ TEST_CASE("operand checks: fourier table and sink") {
         }) == "sink_forward: key_bias [5, 3] f32: expected shape [H, T] = [3, 5] (H = 3 in w2)");
 
   CHECK(complaint(sink_backward()) == "");
+  CHECK(complaint(sink_backward(), [](auto& op) { op.dkey_bias = f32({B, 2 * H, T}); }) == "");
+  CHECK(complaint(sink_backward(), [](auto& op) {
+          op.dkey_bias = f32({B, 4, T});
+        }) == "sink_backward: expected H_q a multiple of H (H_q = 4 in dkey_bias, H = 3 in w2)");
   CHECK(complaint(sink_backward(), [](auto& op) { op.dkey_bias_sum = {}; }) ==
         "sink_backward: dkey_bias_sum is missing");
 }
@@ -412,7 +416,7 @@ TEST_CASE("operand checks: rope") {
         }) == "rope: k [2, 5, 3, 16] bf16: expected f32 like q");
   CHECK(complaint(rope(), [](auto& o) {
           o.k = f32({B, T, H, 14});
-        }) == "rope: k [2, 5, 3, 14] f32: expected shape [B, T, H, d_h] = [2, 5, 3, 16] (d_h = 16 in q)");
+        }) == "rope: k [2, 5, 3, 14] f32: expected shape [B, T, H_k, d_h] = [2, 5, 3, 16] (d_h = 16 in q)");
   CHECK(complaint(rope(), [](auto& o) {
           o.q = f32({B, T, H, d_h, 2}).select(4, 0);
         }) == "rope: q [2, 5, 3, 16] f32: expected stride 1 in the last dimension, not 2");
@@ -441,6 +445,10 @@ TEST_CASE("operand checks: prior lanes backward") {
                   }) ==
         "prior_lanes_backward: dq_lanes [2, 3, 5, 6] f32: expected shape [B, H, T, 2R] = [2, 3, 5, 4] (2R = "
         "4 in alpha)");
+  CHECK(complaint(op, [](auto& o) { o.dk_lanes = f32({B, 1, T, 2 * R}); }) == "");
+  CHECK(complaint(op, [](auto& o) {
+          o.dk_lanes = f32({B, 2, T, 2 * R});
+        }) == "prior_lanes_backward: expected H a multiple of H_k (H = 3 in alpha, H_k = 2 in dk_lanes)");
 }
 
 TEST_CASE("operand checks: attention forward") {
@@ -457,8 +465,8 @@ TEST_CASE("operand checks: attention forward") {
                   [](auto& o) {
                     o.v = f32({B, T + 1, H, d_h});
                   }) ==
-        "attention_forward: v [2, 6, 3, 16] f32: expected shape [B, T_k, H, d_h] = [2, 5, 3, 16] (T_k = 5 in "
-        "k)");
+        "attention_forward: v [2, 6, 3, 16] f32: expected shape [B, T_k, H_k, d_h] = [2, 5, 3, 16] (T_k = 5 "
+        "in k, H_k = 3 in k)");
   CHECK(complaint(op, [](auto& o) {
           o.k = o.v = f32({B, 4, H, d_h});
         }) == "attention_forward: expected T_q <= T_k in causal attention (T_q = 5 in q, T_k = 4 in k)");
@@ -472,6 +480,70 @@ TEST_CASE("operand checks: attention forward") {
         }) == "attention_forward: expected T_k >= 1 (T_k = 0 in k)");
   CHECK(complaint(op, [](auto& o) { o.scale = 0; }) ==
         "attention_forward: scale = 0: expected a finite number above 0");
+}
+
+TEST_CASE("operand checks: attention with a key bias and grouped queries") {
+  AttentionForward op = attention_forward();
+  op.key_bias = f64({B, H, T});
+  CHECK(complaint(op) == "");
+  CHECK(complaint(op, [](auto& o) { o.key_bias = f64({B, H, T + 1}).slice(2, 0, T); }) == "");
+  CHECK(complaint(op, [](auto& o) {
+          o.key_bias = f32({B, H, T});
+        }) == "attention_forward: key_bias [2, 3, 5] f32: expected f64");
+  CHECK(complaint(op,
+                  [](auto& o) {
+                    o.key_bias = f64({B, H, T + 1});
+                  }) ==
+        "attention_forward: key_bias [2, 3, 6] f64: expected shape [B, H, T_k] = [2, 3, 5] (T_k = 5 in k)");
+  CHECK(complaint(op, [](auto& o) { o.causal = false; }) ==
+        "attention_forward: expected causal = true with key_bias");
+  CHECK(complaint(op, [](auto& o) { o.k = o.v = f32({B, T, 1, d_h}); }) == "");
+  CHECK(complaint(op, [](auto& o) {
+          o.k = o.v = f32({B, T, 2, d_h});
+        }) == "attention_forward: expected H a multiple of H_k (H = 3 in q, H_k = 2 in k)");
+
+  AttentionBackward backward = attention_backward();
+  backward.k = backward.v = backward.dk = backward.dv = f32({B, T, 1, d_h});
+  backward.dk_lanes = f32({B, 1, T, 2 * R});
+  backward.key_bias = op.key_bias;
+  CHECK(complaint(backward) == "");
+  CHECK(complaint(backward,
+                  [](auto& o) {
+                    o.dk_lanes = f32({B, H, T, 2 * R});
+                  }) ==
+        "attention_backward: dk_lanes [2, 3, 5, 4] f32: expected shape [B, H_k, T_k, 2R] = [2, 1, 5, 4] (H_k "
+        "= 1 in k, 2R = 4 in dq_lanes)");
+}
+
+TEST_CASE("operand checks: forget gates and their key bias") {
+  const ForgetGatesForward gates{f32({6, 3}), bf16({6, 4}), f32({3, 4}), f32({3})};
+  CHECK(complaint(gates) == "");
+  CHECK(complaint(gates, [](auto& o) {
+          o.gate = bf16({6, 3});
+        }) == "forget_gates_forward: gate [6, 3] bf16: expected f32");
+  const ForgetGatesBackward gates_backward{bf16({6, 4}), f32({3, 4}),  f32({3}),
+                                           f32({6, 3}),  bf16({6, 4}), f32({3, 4})};
+  CHECK(complaint(gates_backward) == "");
+  CHECK(complaint(gates_backward, [](auto& o) {
+          o.dx = f32({6, 4});
+        }) == "forget_gates_backward: dx [6, 4] f32: expected bf16 like x");
+  const ForgetBiasForward bias{f64({B, H, 8}), f32({B, T, H}), 3};
+  CHECK(complaint(bias) == "");
+  CHECK(
+      complaint(bias, [](auto& o) { o.first_position = 4; }) ==
+      "forget_bias_forward: first_position = 4: expected 0 <= first_position <= P - T (P = 8 in key_bias, T "
+      "= 5 in gate)");
+  CHECK(complaint(bias, [](auto& o) {
+          o.key_bias = f32({B, H, 8});
+        }) == "forget_bias_forward: key_bias [2, 3, 8] f32: expected f64");
+  const ForgetBiasBackward bias_backward{f32({B, T, H}), f32({B, H, T}), f32({B, T, H})};
+  CHECK(complaint(bias_backward) == "");
+  CHECK(complaint(bias_backward,
+                  [](auto& o) {
+                    o.dgate = f32({B, H, T});
+                  }) ==
+        "forget_bias_backward: dgate [2, 3, 5] f32: expected shape [B, T, H] = [2, 5, 3] (B = 2 in gate, T = "
+        "5 in gate, H = 3 in gate)");
 }
 
 TEST_CASE("operand checks: attention backward") {

@@ -246,6 +246,32 @@ TEST_CASE("prior lanes forward: q alone and k alone get the lanes they get toget
   }
 }
 
+TEST_CASE("prior lanes forward: fewer heads of k get the lanes and the key bias of their own head",
+          "[prior]") {
+  for (const auto& [name, dtype] : variants())
+    for (const auto& [heads, key_heads] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {5, 1}}) {
+      const auto device = open_tested(name);
+      const std::uint64_t seed = fresh_seed();
+      Rng rng(seed);
+      INFO(name << ", " << name_of(dtype) << ", seed " << seed << ", " << heads << " and " << key_heads);
+      // The lanes of q do not depend on the key bias, those of k on nothing else that a head has.
+      const LanesFixture of_queries(*device, rng, {2, 33, heads, 2, 8, 4}, dtype),
+          of_keys(*device, rng, {2, 33, key_heads, 2, 8, 4}, dtype);
+      const Operand q(*device, dtype, {2, 33, heads, 14}, "q"),
+          k(*device, dtype, {2, 33, key_heads, 14}, "k");
+      PriorLanesForward op = of_queries.operation();
+      op.q = q;
+      op.k = k;
+      op.key_bias = of_keys.key_bias;
+      device->run(op);
+      device->run(of_queries.operation());
+      device->run(of_keys.operation());
+      const auto lanes = [&](const Tensor& x) { return values_of(*device, x.slice(3, 6, 8)); };
+      CHECK((lanes(q) == lanes(of_queries.qkv.tensor().select(2, 0))));
+      CHECK((lanes(k) == lanes(of_keys.qkv.tensor().select(2, 1))));
+    }
+}
+
 TEST_CASE("fourier table and prior lanes forward: the same bits in any order of threads", "[prior]") {
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_tested(name);

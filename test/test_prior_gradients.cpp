@@ -326,3 +326,51 @@ TEST_CASE("prior lanes backward: sums are taken in double, so that what is left 
       CHECK(dlambda.values()[0] == 1);
     }
 }
+
+TEST_CASE("prior lanes backward: the lanes of a shared head of k count once", "[prior]") {
+  for (const std::string& name : device_names())
+    for (const auto& [heads, key_heads] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {4, 1}, {3, 3}}) {
+      const auto device = open_tested(name);
+      const std::uint64_t seed = fresh_seed();
+      Rng rng(seed);
+      INFO(name << ", seed " << seed << ", " << heads << " and " << key_heads << " heads");
+      const std::int64_t batch = 2, rows = 70, modes = 2, group = heads / key_heads;
+      const Positions positions = Positions::sequence(0, rows);
+      const Operand alpha = Operand::normal(*device, rng, {heads, modes}, "alpha"),
+                    beta = Operand::normal(*device, rng, {heads, modes}, "beta"),
+                    fourier = Operand::normal(*device, rng, {rows, modes, 2}, "fourier"),
+                    dq = Operand::normal(*device, rng, {batch, heads, rows, 2 * modes}, "dq_lanes"),
+                    dk = Operand::normal(*device, rng, {batch, key_heads, rows, 2 * modes}, "dk_lanes");
+      // The same sum with a head of k for each head of q: all of it on the last of a group.
+      const std::vector<double> shared = dk.values();
+      const auto of_head = static_cast<std::size_t>(rows * 2 * modes);
+      std::vector<double> own(shared.size() * static_cast<std::size_t>(group));
+      for (std::size_t i = 0; i < shared.size(); ++i)
+        own[(i / of_head * static_cast<std::size_t>(group) + static_cast<std::size_t>(group) - 1) * of_head +
+            i % of_head] = shared[i];
+      const Operand dk_own = Operand::of(*device, own, {batch, heads, rows, 2 * modes}, "dk_lanes");
+      std::vector<std::vector<double>> results;
+      for (const Operand* lanes : {&dk, &dk_own}) {
+        const Operand dalpha = Operand::zeros(*device, {heads, modes}, "dalpha"),
+                      dbeta = Operand::zeros(*device, {heads, modes}, "dbeta"),
+                      dfrequency = Operand::zeros(*device, {modes}, "dfrequency");
+        device->run(PriorLanesBackward{dalpha,
+                                       dbeta,
+                                       {},
+                                       dfrequency,
+                                       dq,
+                                       *lanes,
+                                       {},
+                                       alpha,
+                                       beta,
+                                       fourier,
+                                       positions_operand(*device, positions)});
+        results.push_back(dalpha.values());
+        results.push_back(dbeta.values());
+        results.push_back(dfrequency.values());
+      }
+      CHECK(results[0] == results[3]);
+      CHECK(results[1] == results[4]);
+      CHECK_FP32(results[2], results[5]);
+    }
+}

@@ -258,3 +258,23 @@ TEST_CASE("rope: q alone and k alone are rotated as they are together, the same 
       CHECK(values_of(*device, fixture.part(1)) == k);
     }
 }
+
+TEST_CASE("rope: q and k of different numbers of heads are rotated as they are alone", "[rope]") {
+  for (const auto& [name, dtype] : variants())
+    for (const auto& [heads, key_heads] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {5, 1}, {3, 1}})
+      for (const std::int64_t head_dim : {16, 6}) {
+        const auto device = open_tested(name);
+        Rng rng(fresh_seed());
+        INFO(name << ", " << name_of(dtype) << ", " << heads << " and " << key_heads << " heads");
+        const Operand q = Operand::normal(*device, rng, {2, 9, heads, head_dim}, "q", 1, dtype),
+                      k = Operand::normal(*device, rng, {2, 9, key_heads, head_dim}, "k", 1, dtype),
+                      q_alone = Operand::of(*device, q.values(), {2, 9, heads, head_dim}, "q", dtype),
+                      k_alone = Operand::of(*device, k.values(), {2, 9, key_heads, head_dim}, "k", dtype),
+                      fourier = rope_table(*device, 12, head_dim);
+        device->run(Rope{q, k, fourier, 3, false});
+        device->run(Rope{q_alone, {}, fourier, 3, false});
+        device->run(Rope{{}, k_alone, fourier, 3, false});
+        CHECK(q.values() == q_alone.values());
+        CHECK(k.values() == k_alone.values());
+      }
+}

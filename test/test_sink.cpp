@@ -229,7 +229,39 @@ TEST_CASE("sink backward: what softmax makes cancel over the keys, cancels to do
   }
 }
 
-TEST_CASE("sink backward: the sum over the batch is taken in double", "[sink]") {
+TEST_CASE("sink backward: the heads of a group count as so many sequences", "[sink]") {
+  for (const std::string& name : device_names()) {
+    const auto device = open_tested(name);
+    const std::uint64_t seed = fresh_seed();
+    Rng rng(seed);
+    INFO(name << ", seed " << seed);
+    constexpr std::int64_t batch = 2, heads = 3, group = 4, rows = 70;
+    const SinkFixture fixture(*device, rng, {batch * group, rows, heads, 4, 5});
+    SinkGradients gradients(*device, rng, fixture);
+    const std::vector<std::vector<double>> start = gradients.parameter_gradients();
+    const std::vector<double> apart = gradients.dkey_bias.values();  // [B group, H, T]
+    device->run(gradients.operation(fixture));
+    const std::vector<std::vector<double>> want = gradients.parameter_gradients();
+    const std::vector<double> want_sum = gradients.sum.values();
+
+    std::vector<double> grouped(apart.size());  // [B, H group, T]
+    for (std::size_t i = 0; i < apart.size(); ++i) {
+      const std::size_t t = i % rows, h = i / rows % heads, g = i / rows / heads % group,
+                        b = i / rows / heads / group;
+      grouped[((b * heads + h) * group + g) * rows + t] = apart[i];
+    }
+    const Operand dkey_bias = Operand::of(*device, grouped, {batch, heads * group, rows}, "dkey_bias");
+    gradients.set(start);
+    SinkBackward op = gradients.operation(fixture);
+    op.dkey_bias = dkey_bias;
+    device->run(op);
+    CHECK_FP32(gradients.sum.values(), want_sum);
+    for (std::size_t which = 0; which < want.size(); ++which)
+      CHECK_FP32(gradients.parameter_gradients()[which], want[which]);
+  }
+}
+
+TEST_CASE("sink backward: the sum over the batch and the group is taken in double", "[sink]") {
   for (const std::string& name : device_names()) {
     const auto device = open_tested(name);
     const std::uint64_t seed = fresh_seed();
@@ -239,6 +271,10 @@ TEST_CASE("sink backward: the sum over the batch is taken in double", "[sink]") 
     SinkGradients gradients(*device, rng, fixture);
     gradients.dkey_bias.set({0x1p24, 1, -0x1p24});  // adds up to 0 in fp32
     device->run(gradients.operation(fixture));
+    CHECK(gradients.sum.values()[0] == 1);
+    SinkBackward op = gradients.operation(fixture);
+    op.dkey_bias = op.dkey_bias.reshape({1, 3, 1});
+    device->run(op);
     CHECK(gradients.sum.values()[0] == 1);
   }
 }
