@@ -466,7 +466,7 @@ TEST_CASE("operand checks: attention forward") {
                     o.v = f32({B, T + 1, H, d_h});
                   }) ==
         "attention_forward: v [2, 6, 3, 16] f32: expected shape [B, T_k, H_k, d_h] = [2, 5, 3, 16] (T_k = 5 "
-        "in k, H_k = 3 in k)");
+        "in k)");
   CHECK(complaint(op, [](auto& o) {
           o.k = o.v = f32({B, 4, H, d_h});
         }) == "attention_forward: expected T_q <= T_k in causal attention (T_q = 5 in q, T_k = 4 in k)");
@@ -512,7 +512,7 @@ TEST_CASE("operand checks: attention with a key bias and grouped queries") {
                     o.dk_lanes = f32({B, H, T, 2 * R});
                   }) ==
         "attention_backward: dk_lanes [2, 3, 5, 4] f32: expected shape [B, H_k, T_k, 2R] = [2, 1, 5, 4] (H_k "
-        "= 1 in k, 2R = 4 in dq_lanes)");
+        "= 1 in k)");
 }
 
 TEST_CASE("operand checks: forget gates and their key bias") {
@@ -542,8 +542,7 @@ TEST_CASE("operand checks: forget gates and their key bias") {
                   [](auto& o) {
                     o.dgate = f32({B, H, T});
                   }) ==
-        "forget_bias_backward: dgate [2, 3, 5] f32: expected shape [B, T, H] = [2, 5, 3] (B = 2 in gate, T = "
-        "5 in gate, H = 3 in gate)");
+        "forget_bias_backward: dgate [2, 3, 5] f32: expected shape [B, T, H] = [2, 5, 3] (T = 5 in gate)");
 }
 
 TEST_CASE("operand checks: attention backward") {

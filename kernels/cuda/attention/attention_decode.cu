@@ -145,7 +145,7 @@ struct QueryRows {
       for (int i = 0; i < Shape::width; ++i) q[n][i] = part[i];
       slope[n] = arguments.slope ? arguments.slope[head] : 0.0f;
       position[n] = query + arguments.keys - queries;
-      key_bias[n] = arguments.key_bias ? arguments.key_bias.keys(sequence, head) : nullptr;
+      key_bias[n] = arguments.key_bias.data ? arguments.key_bias.keys(sequence, head) : nullptr;
     }
   }
 };

@@ -125,7 +125,7 @@ struct BlockBias {
   template <class Arguments>
   __device__ __forceinline__ BlockBias(const Arguments& arguments, int sequence, int head, int position)
       : base(position), unit(1.0 / static_cast<double>(arguments.scale)) {
-    if (arguments.key_bias) keys = arguments.key_bias.keys(sequence, head);
+    if (arguments.key_bias.data) keys = arguments.key_bias.keys(sequence, head);
   }
 
   // What `key` adds to its logits, and what a query at this position adds to its lse.
