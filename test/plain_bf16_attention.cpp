@@ -32,11 +32,13 @@ class PlainHead {
         width_(problem.head_dim),
         scale_(static_cast<float>(problem.scale)),
         slope_(problem.slope.empty() ? 0 : static_cast<float>(problem.slope[h])),
-        q_(gather(problem.q, problem.t_q, b, h)),
-        k_(gather(problem.k, problem.t_k, b, h)),
-        v_(gather(problem.v, problem.t_k, b, h)),
-        dout_(gather(problem.dout, problem.t_q, b, h)),
-        saved_out_(gather(saved.out, problem.t_q, b, h)),
+        key_bias_(problem.key_bias.empty() ? nullptr
+                                           : &problem.key_bias[(b * problem.heads + h) * problem.t_k]),
+        q_(gather(problem.q, problem.t_q, b, h, problem.heads)),
+        k_(gather(problem.k, problem.t_k, b, h / problem.group, problem.key_heads())),
+        v_(gather(problem.v, problem.t_k, b, h / problem.group, problem.key_heads())),
+        dout_(gather(problem.dout, problem.t_q, b, h, problem.heads)),
+        saved_out_(gather(saved.out, problem.t_q, b, h, problem.heads)),
         saved_lse_(saved.lse.begin() + (b * problem.heads + h) * problem.t_q,
                    saved.lse.begin() + (b * problem.heads + h + 1) * problem.t_q),
         out(q_.size()),
@@ -54,19 +56,23 @@ class PlainHead {
   }
 
  private:
-  Floats gather(const std::vector<double>& values, Index length, Index b, Index h) const {
+  Floats gather(const std::vector<double>& values, Index length, Index b, Index h, Index heads) const {
     Floats rows;
     for (Index t = 0; t < length; ++t)
       for (Index c = 0; c < width_; ++c)
-        rows.push_back(static_cast<float>(values[((b * length + t) * problem_.heads + h) * width_ + c]));
+        rows.push_back(static_cast<float>(values[((b * length + t) * heads + h) * width_ + c]));
     return rows;
   }
   float lag(Index i, Index j) const { return static_cast<float>(j - problem_.position(i)); }
 
+  float key_bias(Index i, Index j) const {
+    return key_bias_ ? static_cast<float>(key_bias_[j] - key_bias_[problem_.position(i)]) : 0;
+  }
+
   Floats logits(Index i) const {
     Floats z(problem_.keys_seen(i));
     for (Index j = 0; j < static_cast<Index>(z.size()); ++j)
-      z[j] = scale_ * dot(&q_[i * width_], &k_[j * width_], width_) + slope_ * lag(i, j);
+      z[j] = scale_ * dot(&q_[i * width_], &k_[j * width_], width_) + slope_ * lag(i, j) + key_bias(i, j);
     return z;
   }
 
@@ -97,20 +103,22 @@ class PlainHead {
   const AttentionProblem& problem_;
   Index width_;
   float scale_, slope_;
+  const double* key_bias_;
   Floats q_, k_, v_, dout_, saved_out_, saved_lse_;
 
  public:
   Floats out, lse, s_k, s_q, dv, dkey_bias, dslope;
 };
 
-// Head (b, h) of [B, T, H, width], and of [B, H, T].
-void place(Summed& whole, const Floats& rows, const AttentionProblem& problem, Index b, Index h,
-           Index width) {
-  const Index length = static_cast<Index>(rows.size()) / width;
+// Adds to head h of sequence b of [B, T, heads, d_h].
+void add_head(Summed& whole, const Floats& rows, const AttentionProblem& problem, Index b, Index h,
+              Index heads) {
+  const Index width = problem.head_dim, length = static_cast<Index>(rows.size()) / width;
   for (Index t = 0; t < length; ++t)
     for (Index c = 0; c < width; ++c)
-      whole.value[((b * length + t) * problem.heads + h) * width + c] = rows[t * width + c];
+      whole.value[((b * length + t) * heads + h) * width + c] += rows[t * width + c];
 }
+// Head (b, h) of [B, H, T].
 void place_scalars(Summed& whole, const Floats& values, const AttentionProblem& problem, Index b, Index h) {
   std::copy(values.begin(), values.end(),
             whole.value.begin() + (b * problem.heads + h) * static_cast<Index>(values.size()));
@@ -122,17 +130,17 @@ AttentionOutputs plain_bf16_attention(const AttentionProblem& problem, Index con
   if (!problem.bias.empty()) throw std::invalid_argument("plain_bf16_attention takes no bias");
   const Index query_rows = problem.batch * problem.heads * problem.t_q,
               key_rows = problem.batch * problem.heads * problem.t_k;
-  Summed s_k(query_rows * problem.head_dim), s_q(key_rows * problem.head_dim);
+  Summed s_k(query_rows * problem.head_dim), s_q(key_rows / problem.group * problem.head_dim);
   AttentionOutputs outputs;
   outputs.out = s_k, outputs.dv = s_q;
   outputs.lse = Summed(query_rows), outputs.dkey_bias = outputs.dslope = Summed(key_rows);
   for (Index b = 0; b < problem.batch; ++b)
     for (Index h = 0; h < problem.heads; ++h) {
       const PlainHead head(problem, saved, b, h);
-      place(outputs.out, head.out, problem, b, h, problem.head_dim);
-      place(s_k, head.s_k, problem, b, h, problem.head_dim);
-      place(s_q, head.s_q, problem, b, h, problem.head_dim);
-      place(outputs.dv, head.dv, problem, b, h, problem.head_dim);
+      add_head(outputs.out, head.out, problem, b, h, problem.heads);
+      add_head(s_k, head.s_k, problem, b, h, problem.heads);
+      add_head(s_q, head.s_q, problem, b, h / problem.group, problem.key_heads());
+      add_head(outputs.dv, head.dv, problem, b, h / problem.group, problem.key_heads());
       place_scalars(outputs.lse, head.lse, problem, b, h);
       place_scalars(outputs.dkey_bias, head.dkey_bias, problem, b, h);
       place_scalars(outputs.dslope, head.dslope, problem, b, h);

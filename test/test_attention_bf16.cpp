@@ -52,10 +52,17 @@ struct References {
     // slope (j - i') comes from slope (j - o) and slope (i' - o), o a position of the same tile.
     for (std::size_t row = 0; !problem.slope.empty() && row < want.lse.terms.size(); ++row)
       want.lse.terms[row] += std::abs(problem.slope[row / problem.t_q % problem.heads]) * tile;
+    // In the same way with the key bias, which grows here.
+    for (std::size_t row = 0; !problem.key_bias.empty() && row < want.lse.terms.size(); ++row) {
+      const auto query = static_cast<Index>(row);
+      const Index position = problem.position(query % problem.t_q);
+      const double* bias = &problem.key_bias[query / problem.t_q * problem.t_k];
+      want.lse.terms[row] += bias[position] - bias[std::max<Index>(position - tile, 0)];
+    }
   }
 
  private:
-  static constexpr double tile = 128;
+  static constexpr Index tile = 128;
 };
 
 // The gradient of the slope is what the keys' shares add up to. Rows of dS add up to 0, so that lags may be
@@ -92,11 +99,13 @@ void check_outputs(const References& reference, const DeviceAttention& got, bool
 
 std::string text_of(const AttentionShape& shape) {
   std::string text;
-  const std::pair<const char*, Index> fields[] = {
-      {"B ", shape.batch},        {", T_q ", shape.t_q},         {", T_k ", shape.t_k}, {", H ", shape.heads},
-      {", d_h ", shape.head_dim}, {", d_c ", shape.content_dim}, {", 2R ", shape.lanes}};
+  const std::pair<const char*, Index> fields[] = {{"B ", shape.batch},        {", T_q ", shape.t_q},
+                                                  {", T_k ", shape.t_k},      {", H ", shape.heads},
+                                                  {", d_h ", shape.head_dim}, {", d_c ", shape.content_dim},
+                                                  {", 2R ", shape.lanes},     {", group ", shape.group}};
   for (const auto& [name, value] : fields) text += name + std::to_string(value);
-  return text + (shape.causal ? ", causal" : "") + (shape.slope ? ", slope" : "");
+  return text + (shape.causal ? ", causal" : "") + (shape.slope ? ", slope" : "") +
+         (shape.key_bias ? ", key bias" : "");
 }
 
 // Forward, then backward in both forms.
@@ -221,6 +230,67 @@ TEST_CASE("bf16 attention: matches float64 in other layouts of q, k and v", "[at
   });
 }
 
+TEST_CASE("bf16 attention: matches float64 with a key bias, alone, with a slope and with lanes",
+          "[attention]") {
+  on_devices([](Device& device, Rng& rng) {
+    for (const Index head_dim : some_of({64, 40, 128, 32, 8, 96}))
+      for (const bool slope : {true, false}) {
+        AttentionShape shape{1, 130, 130, 2, head_dim, head_dim, 0, true, slope};
+        shape.key_bias = true;
+        check_shape(device, shape, rng);
+        check_shape(device, shape, rng, Layout::heads_first);
+        shape.t_q = slope ? 5 : 70, shape.t_k = slope ? 201 : 333, shape.batch = 2;
+        shape.content_dim = head_dim - 7, shape.lanes = 4;
+        check_shape(device, shape, rng);
+      }
+  });
+}
+
+TEST_CASE("bf16 attention: a key bias that rises and falls steeply matches float64", "[attention]") {
+  on_devices([](Device& device, Rng& rng) {
+    AttentionShape shape{1, 260, 260, 3, 32, 26, 4, true, true, DType::bf16};
+    shape.key_bias = true;
+    AttentionProblem problem = random_attention(shape, rng);
+    for (Index j = 0; j < shape.t_k; ++j) {
+      problem.key_bias[j] = 40 * static_cast<double>(j);                    // sees the key itself alone
+      problem.key_bias[shape.t_k + j] = j < 64 || j % 70 == 0 ? 0 : -1000;  // sees few keys
+      problem.key_bias[2 * shape.t_k + j] = -0.25 * static_cast<double>(j % 17) + 3;  // favours early keys
+    }
+    check_problem(device, shape, problem, Layout::packed, 1000);
+  });
+}
+
+TEST_CASE("bf16 attention: a constant added to the key bias of a head changes no bit", "[attention]") {
+  on_devices([](Device& device, Rng& rng) {
+    for (const Index head_dim : {32, 64, 128}) {
+      AttentionShape shape{2, 140, 190, 2, head_dim, head_dim - 6, 4, true, true, DType::bf16};
+      shape.key_bias = true, shape.group = 2;
+      AttentionProblem problem = random_attention(shape, rng);
+      for (double& bias : problem.key_bias) bias = std::round(bias * 0x1p20) * 0x1p-20;
+      const std::vector<double> results = results_of(device, problem, shape);
+      for (std::size_t n = 0; n < problem.key_bias.size(); ++n)
+        problem.key_bias[n] += 1e6 * static_cast<double>(1 + n / problem.t_k);
+      CHECK((results_of(device, problem, shape) == results));
+    }
+  });
+}
+
+TEST_CASE("bf16 attention: matches float64 where heads share keys and values", "[attention]") {
+  on_devices([](Device& device, Rng& rng) {
+    for (const Index group : {3, 2, 6})
+      for (const Index head_dim : some_of({64, 32, 128, 40})) {
+        const bool odd = group != 2;
+        AttentionShape shape{1, odd ? 70 : 140, 150, 6, head_dim, head_dim - 6, 4, true, odd};
+        shape.group = group;
+        check_shape(device, shape, rng);
+        shape.key_bias = true, shape.batch = 2;
+        check_shape(device, shape, rng, odd ? Layout::heads_first : Layout::packed);
+      }
+    check_shape(device, {2, 70, 40, 4, 64, 58, 4, false, true, DType::bf16, 2}, rng);
+    check_shape(device, {2, 70, 70, 4, 64, 64, 0, true, false, DType::bf16, 4}, rng);
+  });
+}
+
 TEST_CASE("bf16 attention: matches float64 where logits are near 10,000", "[attention]") {
   on_devices([](Device& device, Rng& rng) {
     for (const Index head_dim : {64, 128})
@@ -272,8 +342,9 @@ TEST_CASE("bf16 attention: equal keys, a single key, negative zeros, large and z
 
 TEST_CASE("bf16 attention: what the optional outputs leave out changes no bit of the others", "[attention]") {
   on_devices([](Device& device, Rng& rng) {
-    for (const Index head_dim : {20, 32, 64, 128}) {
-      const AttentionShape shape{1, 130, 130, 2, head_dim, head_dim - 6, 4, true, true, DType::bf16};
+    for (const Index head_dim : {20, 32, 64, 128, 120}) {
+      AttentionShape shape{1, 130, 130, 2, head_dim, head_dim - 6, 4, true, true, DType::bf16};
+      if (head_dim == 120) shape.group = 2, shape.key_bias = true;
       const AttentionProblem problem = random_attention(shape, rng);
       DeviceAttention whole(device, problem, shape.content_dim, shape.lanes, DType::bf16);
       whole.forward();
@@ -315,6 +386,11 @@ TEST_CASE("bf16 attention: the same bits for every order of threads and copies",
                                  true, true, DType::bf16};
       const AttentionProblem problem = random_attention(shape, rng);
       check_schedules(name, [&] { return results_of(*device, problem, shape); });
+      if (head_dim % 8 != 0) continue;
+      AttentionShape grouped{1, 140, 140, 2, head_dim, head_dim - 6, 4, true, true, DType::bf16};
+      grouped.group = 2, grouped.key_bias = true;
+      const AttentionProblem with_bias = random_attention(grouped, rng);
+      check_schedules(name, [&] { return results_of(*device, with_bias, grouped); });
     }
   }
 }
@@ -341,6 +417,10 @@ TEST_CASE("bf16 attention: matches float64 on GPUs of every architecture", "[att
       check_shape(device, {1, length, length, 1, head_dim, head_dim - 6, 4, true, true}, rng);
       check_shape(device,
                   {1, architecture == 86 ? 70 : 33, length, 1, head_dim, head_dim - 10, 8, false, false},
+                  rng);
+      check_shape(device,
+                  {1, length, length, 2, head_dim, head_dim - 6, 4, true, true, DType::bf16,
+                   architecture == 80 ? 1 : 2, true},
                   rng);
     }
   });

@@ -300,3 +300,96 @@ TEST_CASE(
     }
   }
 }
+
+namespace {
+// The bias of a head's keys from gates f: key_bias_j = -sum_{l <= j} log f_l.
+void append_bias(std::vector<double>& key_bias, const std::vector<double>& gates) {
+  double bias = 0;
+  for (const double gate : gates) key_bias.push_back(bias -= std::log(gate));
+}
+
+// Two heads that share a head of k and v: one whose gates are all 0.5, and one whose gates are random between
+// 1e-4 and 0.9999.
+std::vector<double> bias_of_gates(Index keys, Rng& rng) {
+  std::vector<double> key_bias, gates(keys, 0.5);
+  append_bias(key_bias, gates);
+  std::uniform_real_distribution<double> logit(-9.21, 9.21);
+  for (double& gate : gates) gate = 1 / (1 + std::exp(-logit(rng)));
+  append_bias(key_bias, gates);
+  return key_bias;
+}
+
+void set_all(std::vector<double>& values, double value) { std::fill(values.begin(), values.end(), value); }
+
+AttentionShape far_shape(Index t_q, Index head_dim, bool slope) {
+  AttentionShape shape{1, t_q, reduced() ? 4096 : 32768, 2, head_dim, head_dim, 0, true, slope, DType::bf16};
+  shape.group = 2, shape.key_bias = true;
+  return shape;
+}
+
+// Query row c has content coordinate c alone, in which every key but one has a logit near -10^5. Then lse is
+// the logit of this key. It is one whose weight can exceed 1e-12: within 40 keys.
+void isolate_keys(AttentionProblem& problem, std::vector<Index>& isolated, Rng& rng) {
+  set_all(problem.q, 0), set_all(problem.k, -2048);
+  for (Index row = 0; row < problem.t_q; ++row) {
+    isolated.push_back(problem.position(row) - static_cast<Index>(rng() % 40));
+    for (Index h = 0; h < problem.heads; ++h)
+      problem.q[(row * problem.heads + h) * problem.head_dim + row] = 256;
+    problem.k[isolated.back() * problem.head_dim + row] = 0;
+  }
+}
+}  // namespace
+
+TEST_CASE(
+    "attention precision: the logits of a key bias are within 0.003 of float64 at T=32768 where weights "
+    "exceed 1e-12",
+    "[attention]") {
+  for (const std::string& name : device_names(DType::bf16)) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const AttentionShape shape = far_shape(60, 64, true);
+    AttentionProblem problem = random_attention(shape, rng);
+    problem.key_bias = bias_of_gates(shape.t_k, rng);
+    std::vector<Index> isolated;
+    isolate_keys(problem, isolated, rng);
+    DeviceAttention on_device(*device, problem, shape.content_dim, 0, DType::bf16);
+    on_device.forward();
+    const std::vector<double> lse = on_device.lse.values();
+    double worst = 0;
+    for (Index h = 0; h < shape.heads; ++h)
+      for (Index row = 0; row < shape.t_q; ++row) {
+        const Index i = problem.position(row), j = isolated[row];
+        const double want = problem.key_bias[h * shape.t_k + j] - problem.key_bias[h * shape.t_k + i] +
+                            problem.slope[h] * static_cast<double>(j - i);
+        if (want > std::log(1e-12)) worst = std::max(worst, std::abs(lse[h * shape.t_q + row] - want));
+      }
+    CHECK(worst > 0);
+    CHECK(worst < 0.003);
+  }
+}
+
+TEST_CASE("attention precision: with a key bias both passes match float64 at T=32768", "[attention]") {
+  for (const std::string& name : device_names(DType::bf16)) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    const AttentionShape shape = far_shape(9, 32, false);
+    AttentionProblem problem = random_attention(shape, rng);
+    problem.key_bias = bias_of_gates(shape.t_k, rng);
+    DeviceAttention on_device(*device, problem, shape.content_dim, 0, DType::bf16);
+    on_device.forward();
+    on_device.backward();
+    const AttentionOutputs want = attention_outputs(problem, shape.content_dim, 0);
+    const AttentionOutputs plain =
+        plain_bf16_attention(problem, shape.content_dim, 0, {on_device.out.values(), on_device.lse.values()});
+    CHECK_BF16(on_device.out.values(), want.out.value, want.out.terms, plain.out.value);
+    CHECK_BF16(on_device.q_gradient(), want.dq.value, want.dq.terms, plain.dq.value);
+    CHECK_BF16(on_device.k_gradient(), want.dk.value, want.dk.terms, plain.dk.value);
+    CHECK_BF16(on_device.v_gradient(), want.dv.value, want.dv.terms, plain.dv.value);
+    CHECK_BF16(on_device.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms,
+               plain.dkey_bias.value);
+  }
+}

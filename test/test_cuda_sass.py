@@ -26,6 +26,7 @@ OBJECTS = BUILD / "kernels/cuda/CMakeFiles/goat_cuda.dir"
 WHEELS = "lib/python3*/site-packages/nvidia/cu13"
 PASSES = ("forward", "backward_keys", "backward_queries")
 FAMILIES = ("large_shared", "small_shared")
+TERMS = ("none", "slope", "key_bias")
 HEAD_DIMS = (32, 64, 128)
 
 
@@ -41,6 +42,7 @@ void print(const char* pass) {
   std::printf("shape %s %d %d D=%d keys=%d queries=%d threads=%d shared=%d", pass, D,
               static_cast<int>(family), Shape::head_dim, Shape::keys, Shape::queries, Shape::threads,
               Shape::shared_bytes);
+  if constexpr (requires { Shape::key_bias_bytes; }) std::printf(" key_bias=%d", Shape::key_bias_bytes);
   if constexpr (requires { Shape::row_tiles; }) std::printf(" row_tiles=%d", Shape::row_tiles);
   if constexpr (requires { Shape::key_tiles; })
     std::printf(" key_tiles=%d warp_queries=%d", Shape::key_tiles, Shape::warp_queries);
@@ -126,15 +128,23 @@ class Form:
     walk: str  # of PASSES
     head_dim: int
     family: str
-    prior: bool  # has_slope, or prior for the pass over keys
+    terms: str  # of TERMS
+    grouped: bool = False  # the pass over keys only, as adds_dq
     adds_dq: bool = False
 
     @classmethod
     def of(cls, name):
         """From the name that dev/kernel_report.py gives; None for other kernels."""
-        match = re.fullmatch(r"attention_(\w+)_kernel<(\d+), \(Family\)(\d), (\w+)(?:, (\w+))?>", name)
+        match = re.fullmatch(
+            r"attention_(\w+)_kernel<(\d+), \(Family\)(\d), \(Terms\)(\d)(?:, (\w+), (\w+))?>", name
+        )
         return match and cls(
-            match[1], int(match[2]), FAMILIES[int(match[3])], match[4] == "true", match[5] == "false"
+            match[1],
+            int(match[2]),
+            FAMILIES[int(match[3])],
+            TERMS[int(match[4])],
+            match[5] == "true",
+            match[6] == "false",
         )
 
 
@@ -142,8 +152,10 @@ def forms_of(traits):
     """Every form there has to be."""
     for (walk, head_dim, family), shape in traits.shapes.items():
         for adds_dq in (False, True) if shape.get("has_dq") else (False,):
-            for prior in (False, True):
-                yield Form(walk, head_dim, family, prior, adds_dq)
+            for terms in TERMS:
+                yield Form(walk, head_dim, family, terms, False, adds_dq)
+                if walk == "backward_keys" and terms != "slope":
+                    yield Form(walk, head_dim, family, terms, True, adds_dq)
 
 
 def object_of(walk):
@@ -166,7 +178,9 @@ def budget_faults(kernel, form, shape):
         "blocks per SM": (kernel.blocks or 1, blocks),
         "dynamic shared memory": (
             kernel.dynamic_shared,
-            shape["shared"] + (shape["ds"] if form.adds_dq else 0),
+            shape["shared"]
+            + (shape["ds"] if form.adds_dq else 0)
+            + (shape.get("key_bias", 0) if form.terms == "key_bias" else 0),
         ),
         "static shared memory": (kernel.static_shared, 0),
     }
@@ -178,7 +192,8 @@ def budget_faults(kernel, form, shape):
         yield f"{kernel.registers} registers, {allowed} allow {blocks} blocks"
     if kernel.shared > kernel.limits.shared_of_a_block or kernel.blocks_that_fit() < blocks:
         yield f"{kernel.blocks_that_fit()} blocks fit, the traits have {blocks}"
-    if form.head_dim <= 64 and not form.adds_dq and kernel.spill_stores + kernel.spill_loads + kernel.stack:
+    may_spill = form.adds_dq or form.grouped or form.head_dim == 128
+    if not may_spill and kernel.spill_stores + kernel.spill_loads + kernel.stack:
         yield f"spills {kernel.spill_stores} bytes, loads {kernel.spill_loads}, stack {kernel.stack}"
 
 
@@ -374,7 +389,7 @@ Fatbin elf code:
 
 
 def test_planted_faults_are_seen(traits):
-    form = Form("forward", 64, "large_shared", False)
+    form = Form("forward", 64, "large_shared", "none")
     shape = traits.shapes["forward", 64, "large_shared"]
     good = dict(
         source="a.cu",

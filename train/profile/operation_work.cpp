@@ -126,12 +126,12 @@ Work work_of(const ForgetBiasBackward& op) { return {0, bytes_of({op.dgate, op.d
 
 // q k^T and p v.
 Work work_of(const AttentionForward& op) {
-  return {2 * score_flops(op), bytes_of({op.out, op.lse, op.q, op.k, op.v})};
+  return {2 * score_flops(op), bytes_of({op.out, op.lse, op.q, op.k, op.v, op.key_bias})};
 }
 // q k^T again, dout v^T, dq, dk and dv.
 Work work_of(const AttentionBackward& op) {
   return {5 * score_flops(op), bytes_of({op.dq, op.dk, op.dv, op.dq_lanes, op.dk_lanes, op.dkey_bias,
-                                         op.dslope, op.dout, op.out, op.lse, op.q, op.k, op.v})};
+                                         op.dslope, op.dout, op.out, op.lse, op.q, op.k, op.v, op.key_bias})};
 }
 
 Work work_of(const CrossEntropy& op) {

@@ -5,7 +5,9 @@
 // the diagonal back to key 0, as the forward pass does. The tiles that need a mask come first. The block
 // forms S = Q K^T and dP = dO V^T again. dS, rounded to bf16, is the A operand of dS K in the registers in
 // which it was formed. K and V of the next tile are copied while the block computes this one. The slope costs
-// one FMA a logit, with a constant factor j - j0.
+// one FMA a logit, with a constant factor j - j0. With a key bias the accumulators of Q K^T begin at the
+// terms of the keys, as in the forward pass. The slope is part of these terms, so neither costs anything a
+// logit.
 //
 // Memory traffic of a block: Q and dO once, K and V once for each block of queries that sees them, dQ once.
 // FLOPs: 6 D a (query, key) pair. A warp's step of `keys` keys, with t = row_tiles = 2:
@@ -35,9 +37,13 @@ struct QueriesMemory {
   float* const lse2 = reinterpret_cast<float*>(q + Shape::tile_elements);        // lse log2(e)
   float* const delta = lse2 + Shape::queries;
   float* const ds_sum = delta + Shape::queries;  // the sum of dS over the keys so far
+  float4* const terms = reinterpret_cast<float4*>(ds_sum + Shape::queries);  // of the columns of two steps
 
   __device__ __forceinline__ bf16* k(int step) const { return key_tiles + step % 2 * 2 * Shape::keys * D; }
   __device__ __forceinline__ bf16* v(int step) const { return k(step) + Shape::keys * D; }
+  __device__ __forceinline__ float4* column_terms(int step) const {
+    return terms + step % 2 * (Shape::keys / 2);
+  }
 };
 
 // P = 0 where the key is absent or hidden from the query. first_lag: (position of the thread's first row) -
@@ -54,8 +60,9 @@ __device__ __forceinline__ void mask(Fragments<row_tiles, column_tiles>& p, int 
 }
 
 // What a block owns, and the walk over the keys. Every query sees all keys of the steps [0, full).
-template <int D, Family family, bool has_slope>
+template <int D, Family family, Terms kind>
 struct QueriesBlock {
+  static constexpr bool has_slope = kind == Terms::slope, has_key_bias = kind == Terms::key_bias;
   using Shape = BackwardQueriesTraits<D, family>;
   using Lanes = typename Tile<D>::Lanes;
   using Scores = Fragments<Shape::row_tiles, Shape::keys / 8>;  // a warp's part of S, P, dP or dS
@@ -86,6 +93,7 @@ struct QueriesBlock {
     load_queries();
     load_keys<true>(steps - 1);  // only this tile can reach beyond the keys
     store_scalars();
+    if constexpr (has_key_bias) store_terms(steps - 1, fetch_bias(steps - 1));
     const int step = count_down(steps - 1, full, [&](int n) { take_keys<true>(n, dq); });
     count_down(step, 0, [&](int n) { take_keys<false>(n, dq); });
   }
@@ -104,16 +112,21 @@ struct QueriesBlock {
     form_p<masked>(p, step, warp_row, lane, lanes);
     form_dp(ds, step, warp_row, row, lanes);
     form_ds(ds, p, thread);
+    double next_bias = 0;  // fetched late, because registers are short until dS has taken the place of P
+    if (has_key_bias && step > 0) next_bias = fetch_bias(step - 1);
     add_product<D>(dq, ds, memory.k(step), 0, lanes);
+    if (has_key_bias && step > 0) store_terms(step - 1, next_bias);
   }
 
   // P = 2^(scale2 Q K^T + slope2 (j - j0) - row_term), slope2 = slope log2(e), j0 the thread's first key,
-  // row_term_i = lse_i log2(e) + slope2 (i' - j0)
+  // row_term_i = lse_i log2(e) + slope2 (i' - j0). With a key bias the terms are in S, and row_term_i is
+  // lse2.
   template <bool masked>
   __device__ __forceinline__ void form_p(Scores& p, int step, int warp_row, int lane, Lanes lanes) const {
     const int key = step * keys + 2 * (lane % 4), row = warp_row + lane / 4,
               first_lag = first_query_now() + row + offset() - key;
     const float slope2 = has_slope ? arguments.slope[head_now()] * log2_e : 0.0f;
+    if constexpr (has_key_bias) begin_at_column_terms(p, memory.column_terms(step));
     add_product_of_rows<D>(p, memory.q, warp_row, memory.k(step), 0, lanes);
     unrolled<thread_rows>([&](int r) {
       const float lse2 = memory.lse2[row + 8 * r];
@@ -190,7 +203,7 @@ struct QueriesBlock {
   // Starts the copies of a step's K and V. `checked`: some of its keys may be absent.
   template <bool checked>
   __device__ __forceinline__ void load_keys(int step) const {
-    const int sequence = sequence_now(), head = head_now();
+    const int sequence = sequence_now(), head = arguments.key_head(head_now());
     Tile<D>::template load<keys, Shape::threads, checked>(memory.k(step), arguments.k.head(sequence, head),
                                                           step * keys, arguments.keys, arguments.head_dim);
     Tile<D>::template load<keys, Shape::threads, checked>(memory.v(step), arguments.v.head(sequence, head),
@@ -198,13 +211,32 @@ struct QueriesBlock {
     copy_async_commit();
   }
 
-  // lse and delta of the block's queries. lse = infinity: an absent query has p = 0.
+  // This thread's key bias of a step, on its way to the step's terms.
+  __device__ __forceinline__ double fetch_bias(int step) const {
+    return fetch_key_bias<keys>(arguments.key_bias.keys(sequence_now(), head_now()), step * keys,
+                                arguments.keys);
+  }
+  __device__ __forceinline__ void store_terms(int step, double bias) const {
+    store_column_term<keys>(memory.column_terms(step), terms_now(), step * keys, bias,
+                            arguments.inverse_scale);
+  }
+  // Relative to the position of the block's first query.
+  __device__ __forceinline__ KeyTerms terms_now() const {
+    return key_terms(arguments, sequence_now(), head_now(), first_query_now() + offset());
+  }
+
+  // lse and delta of the block's queries. lse = infinity: an absent query has p = 0. With a key bias the
+  // row's own term is added to lse.
   __device__ __forceinline__ void store_scalars() const {
     static_assert(Shape::threads == queries);
     const int row = static_cast<int>(threadIdx.x), query = first_query() + row;
     const std::int64_t first = head_queries(static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y));
     const bool present = query < arguments.queries;
-    memory.lse2[row] = present ? arguments.lse[first + query] * log2_e : INFINITY;
+    float lse = present ? arguments.lse[first + query] : INFINITY;
+    if (has_key_bias && present)
+      lse += terms_now().at(query + offset(),
+                            arguments.key_bias.at(sequence_now(), head_now(), query + offset()));
+    memory.lse2[row] = lse * log2_e;
     memory.ds_sum[row] = 0;
     memory.delta[row] = present ? arguments.delta[first + query] : 0.0f;
   }
@@ -226,13 +258,13 @@ struct QueriesBlock {
 
 // grid (tiles of queries, H, B). The last tile comes first, because it sees most keys. The tiles of a head
 // run at the same time and share its K and V in L2.
-template <int D, Family family, bool has_slope>
+template <int D, Family family, Terms kind>
 __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
                                   BackwardQueriesTraits<D, family>::blocks_per_multiprocessor)
     attention_backward_queries_kernel(const BackwardArguments<bf16> arguments, float scale2) {
   if constexpr (compiled_for<family>) {
-    using Block = QueriesBlock<D, family, has_slope>;
-    state_dynamic_shared<Block::Shape::shared_bytes>();
+    using Block = QueriesBlock<D, family, kind>;
+    state_dynamic_shared<shared_bytes_with<typename Block::Shape, kind>>();
     const Block block(arguments, scale2);
     typename Block::DqSum dq = {};
     block.walk(dq);
@@ -244,12 +276,12 @@ __global__ void __launch_bounds__(BackwardQueriesTraits<D, family>::threads,
 template <int D, Family family>
 void launch_queries(const BackwardArguments<bf16>& arguments, int batch, Stream stream) {
   using Shape = BackwardQueriesTraits<D, family>;
-  const auto kernel = arguments.slope ? attention_backward_queries_kernel<D, family, true>
-                                      : attention_backward_queries_kernel<D, family, false>;
-  for_each_part(batch, [&](int first, int sequences) {
-    const Grid grid(divide_up(arguments.queries, Shape::queries), arguments.heads, sequences);
-    enqueue(kernel, grid, Shape::threads, Shape::shared_bytes, stream, arguments.after(first),
-            arguments.scale * log2_e);
+  with_terms(arguments, [&]<Terms kind>(std::integral_constant<Terms, kind>) {
+    for_each_part(batch, [&](int first, int sequences) {
+      const Grid grid(divide_up(arguments.queries, Shape::queries), arguments.heads, sequences);
+      enqueue(attention_backward_queries_kernel<D, family, kind>, grid, Shape::threads,
+              shared_bytes_with<Shape, kind>, stream, arguments.after(first), arguments.scale * log2_e);
+    });
   });
 }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ int block_index_now(int dimension) {
   return index;
 #endif
 }
-// The grids are (tiles of rows, H, B).
+// The grids are (tiles of rows, H, B), in the pass over keys (tiles of rows, H_k, B).
 __device__ __forceinline__ int tile_now() { return block_index_now(0); }
 __device__ __forceinline__ int head_now() { return block_index_now(1); }
 __device__ __forceinline__ int sequence_now() { return block_index_now(2); }
@@ -72,11 +72,13 @@ template <int D, Family family>
 constexpr bool forward_needs_new_addresses = D == 128 && family == Family::large_shared;
 
 // Choices in the pass over keys. ptxas spills least with these.
-template <Family family, bool prior, bool deterministic>
+template <Family family, Terms kind, bool deterministic>
 struct KeysChoices {
   // lse and delta of the next step are fetched and stored at the beginning of a step. Otherwise they are
-  // fetched when P and dS are computed and stored at the end.
-  static constexpr bool early_scalars = !deterministic && !(prior && family == Family::small_shared);
+  // fetched when P and dS are computed and stored at the end. The key bias is fetched between the products
+  // for dV and dK.
+  static constexpr bool early_scalars =
+      !deterministic && kind != Terms::key_bias && !(kind == Terms::slope && family == Family::small_shared);
   // The addresses for dV and dK are computed again, after those for P and dS.
   static constexpr bool new_addresses = deterministic;
 };

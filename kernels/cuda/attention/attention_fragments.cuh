@@ -1,4 +1,4 @@
-// The accumulators of a warp, products with them on tensor cores, and the slope with which they begin.
+// The accumulators of a warp, products with them on tensor cores, and the terms with which they begin.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tile.cuh"
@@ -140,10 +140,29 @@ __device__ __forceinline__ void add_product(Fragments<row_tiles, D / 8>& sums,
   }
 }
 
-// ------------------------------------------------------------------------------------------------ the slope
-// The accumulators of key j begin at term (j - j0), where j0 is the tile's first key. A table in shared
-// memory (8 bytes a key) holds these numbers. A thread gets the numbers for the four values of a fragment by
-// one 16-byte read.
+// ------------------------------------------------------------------------------ the slope and the key bias
+// The accumulators of key j begin at its term: slope (j - j0), where j0 is the tile's first key, or with a
+// key bias KeyTerms::at(j); in both cases divided by scale. A table in shared memory (8 bytes a key) holds
+// these numbers. A thread gets the numbers for the four values of a fragment by one 16-byte read.
+
+// The terms of a head's positions relative to the position `origin`, which lies in the block's own tile. The
+// bias may be as large as its sum over all positions, so the difference is formed in double and rounded once.
+// Only what lies far from the block's rows is large and rounded coarsely; its weights are zero.
+struct KeyTerms {
+  double base, slope;  // base: the bias at the origin
+  int origin;
+
+  // `bias`: of this position.
+  __device__ __forceinline__ float at(int position, double bias) const {
+    return static_cast<float>(fma(slope, static_cast<double>(position - origin), bias - base));
+  }
+};
+template <class Arguments>
+__device__ __forceinline__ KeyTerms key_terms(const Arguments& arguments, int sequence, int head,
+                                              int origin) {
+  return {arguments.key_bias.at(sequence, head, origin), arguments.slope ? arguments.slope[head] : 0.0f,
+          origin};
+}
 
 // Keys in columns: the table has a float4 for each fragment of 8 columns and each of the four
 // lanes that share a row.
@@ -154,6 +173,28 @@ __device__ __forceinline__ void store_column_terms(float4* table, float term) {
   const float first = term * static_cast<float>(2 * thread),
               second = term * static_cast<float>(2 * thread + 1);
   table[thread] = make_float4(first, second, first, second);
+}
+// Calls body(std::integral_constant<Terms, kind>{}) with the kind of an operation's terms.
+template <class Arguments, class Body>
+void with_terms(const Arguments& arguments, Body&& body) {
+  if (arguments.key_bias) return body(std::integral_constant<Terms, Terms::key_bias>{});
+  if (arguments.slope) return body(std::integral_constant<Terms, Terms::slope>{});
+  body(std::integral_constant<Terms, Terms::none>{});
+}
+
+// Of a key bias, in two steps: thread t has column t of the tile.
+template <int keys>
+__device__ __forceinline__ double fetch_key_bias(const double* bias, int first_key, int key_count) {
+  const int thread = thread_now();
+  return thread < keys ? bias[min(first_key + thread, key_count - 1)] : 0.0;  // absent keys are masked
+}
+template <int keys>
+__device__ __forceinline__ void store_column_term(float4* table, const KeyTerms& terms, int first_key,
+                                                  double own, float inverse_scale) {
+  const int thread = thread_now();
+  if (thread >= keys) return;
+  float* const place = reinterpret_cast<float*>(table + thread / 2) + thread % 2;
+  place[0] = place[2] = terms.at(first_key + thread, own) * inverse_scale;
 }
 template <int row_tiles, int fragments>
 __device__ __forceinline__ void begin_at_column_terms(Fragments<row_tiles, fragments>& sums,
@@ -168,12 +209,12 @@ __device__ __forceinline__ void begin_at_column_terms(Fragments<row_tiles, fragm
   }
 }
 
-// Keys in rows: the table has a float4 for the rows r and r + 8 of each 16.
-template <int keys>
-__device__ __forceinline__ void store_row_terms(float4* table, float term) {
+// Keys in rows: the table has a float4 for the rows r and r + 8 of each 16. term(row) is the term of a row.
+template <int keys, class Term>
+__device__ __forceinline__ void store_row_terms(float4* table, Term&& term) {
   const int thread = static_cast<int>(threadIdx.x), row = thread / 8 * 16 + thread % 8;
   if (thread >= keys / 2) return;
-  const float upper = term * static_cast<float>(row), lower = term * static_cast<float>(row + 8);
+  const float upper = term(row), lower = term(row + 8);
   table[thread] = make_float4(upper, upper, lower, lower);
 }
 // `row`: the row of this thread's first accumulator.

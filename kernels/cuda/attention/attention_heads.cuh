@@ -67,6 +67,9 @@ struct KeyBias {
   __device__ __forceinline__ const double* keys(int sequence, int head) const {
     return data + sequence * sequence_stride + head * head_stride;
   }
+  __device__ __forceinline__ double at(int sequence, int head, int key) const {
+    return keys(sequence, head)[key];
+  }
 
   // The same tensor without its first `count` sequences.
   KeyBias after(int count) const {
@@ -107,6 +110,7 @@ struct ForwardArguments {
   KeyBias key_bias;
   int key_heads = 0;  // H_k
   HeadGroups groups;
+  float inverse_scale = 0;  // 1 / scale
 
   explicit ForwardArguments(const AttentionForward& op)
       : out(op.out),
@@ -123,7 +127,8 @@ struct ForwardArguments {
         head_dim(static_cast<int>(op.q.shape[3])),
         key_bias(op.key_bias),
         key_heads(static_cast<int>(op.k.shape[2])),
-        groups(heads, key_heads) {}
+        groups(heads, key_heads),
+        inverse_scale(1 / scale) {}
   __device__ __forceinline__ int key_head(int head) const { return groups.key_head(head); }
 
   // The arguments for the batch without its first `count` sequences.
@@ -157,6 +162,7 @@ struct BackwardArguments {
   KeyBias key_bias;
   int key_heads = 0;  // H_k
   HeadGroups groups;
+  float inverse_scale = 0;  // 1 / scale
 
   explicit BackwardArguments(const AttentionBackward& op)
       : dq(op.dq),
@@ -186,7 +192,8 @@ struct BackwardArguments {
                             : 0),
         key_bias(op.key_bias),
         key_heads(static_cast<int>(op.k.shape[2])),
-        groups(heads, key_heads) {}
+        groups(heads, key_heads),
+        inverse_scale(1 / scale) {}
   __device__ __forceinline__ int key_head(int head) const { return groups.key_head(head); }
 
   // The arguments for the batch without its first `count` sequences.

@@ -58,9 +58,13 @@ inline Family choose_family(std::size_t shared_limit, LoadedFamilies loaded) {
                            " bytes of shared memory a block: build for its own architecture");
 }
 
+// What the kernels add to scale <q, k>: nothing, the slope's term, or the key's bias and the slope's term, if
+// there is a slope.
+enum class Terms { none, slope, key_bias };
+
 // Forward: a block owns `queries` rows, each warp 16 * row_tiles of them. The block walks over the keys,
-// `keys` at a time. Shared memory: Q, then `stages` pairs of K and V tiles, then the slope's terms of a
-// tile's columns. O is staged in the place of Q before it is stored.
+// `keys` at a time. Shared memory: Q, then `stages` pairs of K and V tiles, then the terms of a tile's
+// columns (with a key bias, of two tiles). O is staged in the place of Q before it is stored.
 template <int D, Family family>
 struct ForwardTraits;
 
@@ -70,12 +74,13 @@ struct ForwardShape {
                        stages = stage_count;
   static constexpr int threads = 32 * warps, row_tiles = queries / (16 * warps);
   static constexpr int shared_bytes = (queries + 2 * stages * keys) * D * 2 + 8 * keys;
+  static constexpr int key_bias_bytes = 8 * keys;  // more of them with a key bias
   static constexpr int blocks_per_multiprocessor = blocks;
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
 
 // The comment of each shape states the accumulators (S and O) of a thread, row_tiles * (keys + D) / 2
-// registers, and the shared memory of a block.
+// registers, and the shared memory of a block. A key bias adds 0.5 KiB, or 0.25 KiB with 32 keys a tile.
 
 // 96 accumulators, 24.5 KiB
 template <>
@@ -99,7 +104,7 @@ struct ForwardTraits<128, Family::small_shared> : ForwardShape<128, 128, 32, 4, 
 // Backward, the pass over keys: a block owns `keys` rows of K and V and walks over the queries, `queries` at
 // a time. Its warps form a grid of key_warps (16 * key_tiles keys each) by query_warps (warp_queries queries
 // each). Shared memory: K, V, two pairs of Q and dO tiles, (lse, delta) of two tiles of queries, and the
-// slope's terms of the keys. The form that adds up dQ has two tiles of dS^T in addition.
+// terms of the keys. The form that adds up dQ has two tiles of dS^T in addition.
 template <int D, int key_rows, int query_rows, int key_warp_count, int query_warp_count>
 struct BackwardKeysShape {
   static constexpr int head_dim = D, keys = key_rows, queries = query_rows, key_warps = key_warp_count,
@@ -118,14 +123,14 @@ struct BackwardKeysShape {
 
 // Backward, the pass over queries: a block owns `queries` rows of Q and dO, each warp 16 * row_tiles of them.
 // The block walks over the keys, `keys` at a time. Shared memory: Q, dO, two pairs of K and V tiles, and
-// (lse, delta, sum of dS) of the rows.
+// (lse, delta, sum of dS) of the rows. With a key bias also the terms of the columns of two tiles.
 template <int D, int query_rows, int key_rows, int warp_count, int blocks>
 struct BackwardQueriesShape {
   static constexpr int head_dim = D, queries = query_rows, keys = key_rows, warps = warp_count,
                        threads = 32 * warps;
   static constexpr int row_tiles = queries / (16 * warps), blocks_per_multiprocessor = blocks;
   static constexpr int tile_elements = (2 * queries + 4 * keys) * D,
-                       shared_bytes = tile_elements * 2 + 3 * queries * 4;
+                       shared_bytes = tile_elements * 2 + 3 * queries * 4, key_bias_bytes = 16 * keys;
   static constexpr int accumulators = row_tiles * (keys + D / 2);  // registers of a thread: S, dP, dQ
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
@@ -147,7 +152,7 @@ struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 12
 template <>
 struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};
 
-// Up to 255 registers, no spills.
+// Up to 255 registers, no spills. A key bias adds 1 KiB, or 0.5 KiB with 32 keys a tile.
 template <int D, Family family>
 struct BackwardQueriesTraits;
 // 160 accumulators, 33 KiB
@@ -169,10 +174,15 @@ constexpr bool has_dq_form = BackwardKeysTraits<D, family>::shared_bytes +
                                  2 * BackwardKeysTraits<D, family>::ds_bytes <=
                              shared_limit_of(family);
 
+// The dynamic shared memory of the forward pass and the pass over queries.
+template <class Shape, Terms kind>
+constexpr int shared_bytes_with = Shape::shared_bytes + (kind == Terms::key_bias ? Shape::key_bias_bytes : 0);
+
 // The largest dynamic shared memory of a family's kernels, in bytes.
 template <Family family, int... D>
 constexpr int most_shared_bytes =
-    std::max({ForwardTraits<D, family>::shared_bytes..., BackwardQueriesTraits<D, family>::shared_bytes...,
+    std::max({shared_bytes_with<ForwardTraits<D, family>, Terms::key_bias>...,
+              shared_bytes_with<BackwardQueriesTraits<D, family>, Terms::key_bias>...,
               (BackwardKeysTraits<D, family>::shared_bytes +
                (has_dq_form<D, family> ? 2 * BackwardKeysTraits<D, family>::ds_bytes : 0))...});
 static_assert(most_shared_bytes<Family::large_shared, 32, 64, 128> <= shared_limit_of(Family::large_shared));
