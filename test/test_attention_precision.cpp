@@ -365,6 +365,7 @@ TEST_CASE(
                             problem.slope[h] * static_cast<double>(j - i);
         if (want > std::log(1e-12)) worst = std::max(worst, std::abs(lse[h * shape.t_q + row] - want));
       }
+    INFO("worst error " << worst << " logits");
     CHECK(worst > 0);
     CHECK(worst < 0.003);
   }

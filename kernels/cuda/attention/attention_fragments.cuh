@@ -164,6 +164,14 @@ __device__ __forceinline__ KeyTerms key_terms(const Arguments& arguments, int se
           origin};
 }
 
+// Calls body(std::integral_constant<Terms, kind>{}) with the kind of an operation's terms.
+template <class Arguments, class Body>
+void with_terms(const Arguments& arguments, Body&& body) {
+  if (arguments.key_bias) return body(std::integral_constant<Terms, Terms::key_bias>{});
+  if (arguments.slope) return body(std::integral_constant<Terms, Terms::slope>{});
+  body(std::integral_constant<Terms, Terms::none>{});
+}
+
 // Keys in columns: the table has a float4 for each fragment of 8 columns and each of the four
 // lanes that share a row.
 template <int keys>
@@ -174,13 +182,6 @@ __device__ __forceinline__ void store_column_terms(float4* table, float term) {
               second = term * static_cast<float>(2 * thread + 1);
   table[thread] = make_float4(first, second, first, second);
 }
-// Calls body(std::integral_constant<Terms, kind>{}) with the kind of an operation's terms.
-template <class Arguments, class Body>
-void with_terms(const Arguments& arguments, Body&& body) {
-  if (arguments.key_bias) return body(std::integral_constant<Terms, Terms::key_bias>{});
-  if (arguments.slope) return body(std::integral_constant<Terms, Terms::slope>{});
-  body(std::integral_constant<Terms, Terms::none>{});
-}
 
 // Of a key bias, in two steps: thread t has column t of the tile.
 template <int keys>
@@ -190,11 +191,11 @@ __device__ __forceinline__ double fetch_key_bias(const double* bias, int first_k
 }
 template <int keys>
 __device__ __forceinline__ void store_column_term(float4* table, const KeyTerms& terms, int first_key,
-                                                  double own, float inverse_scale) {
+                                                  double bias, float inverse_scale) {
   const int thread = thread_now();
   if (thread >= keys) return;
   float* const place = reinterpret_cast<float*>(table + thread / 2) + thread % 2;
-  place[0] = place[2] = terms.at(first_key + thread, own) * inverse_scale;
+  place[0] = place[2] = terms.at(first_key + thread, bias) * inverse_scale;
 }
 template <int row_tiles, int fragments>
 __device__ __forceinline__ void begin_at_column_terms(Fragments<row_tiles, fragments>& sums,
