@@ -135,8 +135,10 @@ struct BackwardQueriesShape {
   static_assert(queries == 16 * warps * row_tiles && keys % 16 == 0);
 };
 
-// 8 warps, one block on a multiprocessor, up to 255 registers. The default form spills no bytes (ptxas 13.0).
-// The form with dQ spills none either, except with the prior for D = 128: there at most 96 bytes.
+// 8 warps, one block on a multiprocessor, up to 255 registers. The default form spills no bytes (ptxas 13.0),
+// except with a key bias for D = 128 on sm_80: there 4. The form with dQ spills none either, except with the
+// prior for D = 128 (at most 96 bytes) and with a key bias for D >= 64 (at most 116). Forms for heads that
+// share keys spill up to 140 bytes.
 template <int D, Family family>
 struct BackwardKeysTraits;
 // 128 accumulators, 34 KiB (66 KiB with dQ)
