@@ -193,6 +193,7 @@ def budget_faults(kernel, form, shape):
     if kernel.shared > kernel.limits.shared_of_a_block or kernel.blocks_that_fit() < blocks:
         yield f"{kernel.blocks_that_fit()} blocks fit, the traits have {blocks}"
     may_spill = form.adds_dq or form.grouped or form.head_dim == 128
+    may_spill = may_spill or (form.walk == "backward_queries" and form.terms == "key_bias")
     if not may_spill and kernel.spill_stores + kernel.spill_loads + kernel.stack:
         yield f"spills {kernel.spill_stores} bytes, loads {kernel.spill_loads}, stack {kernel.stack}"
 

@@ -154,7 +154,8 @@ struct BackwardKeysTraits<128, Family::large_shared> : BackwardKeysShape<128, 12
 template <>
 struct BackwardKeysTraits<128, Family::small_shared> : BackwardKeysShape<128, 64, 64, 4, 2> {};
 
-// Up to 255 registers, no spills. A key bias adds 1 KiB, or 0.5 KiB with 32 keys a tile.
+// Up to 255 registers, no spills (with a key bias for D = 64: 28 bytes). A key bias adds 1 KiB, or 0.5 KiB
+// with 32 keys a tile.
 template <int D, Family family>
 struct BackwardQueriesTraits;
 // 160 accumulators, 33 KiB
