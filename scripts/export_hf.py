@@ -26,6 +26,8 @@ KEYS = {
               "recency": str, "learned_frequencies": bool, "sink_hidden": int},
     "data": {"source": str, "train": str, "mixture": str, "seq_len": int, "block": str, "bos": int},
 }  # fmt: skip
+# Keys of [model] that an export takes at these values alone; older runs lack them.
+UNMAPPED = {"kv_heads": 0, "bias": "auto", "norm_eps": 1e-5, "qk_norm": False}
 
 
 def config_of(checkpoint):
@@ -36,6 +38,10 @@ def config_of(checkpoint):
     }
     in_part = "rope_fraction" in checkpoint.config["model"]  # older runs turn every dimension
     config["model"]["rope_fraction"] = checkpoint.value("model.rope_fraction", float) if in_part else 1.0
+    for key, default in UNMAPPED.items():
+        if checkpoint.config["model"].get(key, default) != default:
+            value = checkpoint.config["model"][key]
+            raise console.DataError(f"model.{key} = {value} cannot be exported: only {default} is mapped")
     return config
 
 

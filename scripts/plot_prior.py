@@ -76,6 +76,7 @@ class PriorConfig:
     """The keys of a checkpoint's config that say what its prior's tensors are and mean."""
 
     heads: int
+    key_heads: int  # H_k
     pos_rank: int  # R
     base: float
     abs_rank: int  # M
@@ -94,10 +95,13 @@ class PriorConfig:
             return value >= 0
 
         heads = checkpoint.value("model.heads", int, positive)
+        grouped = "kv_heads" in checkpoint.config["model"]  # older runs lack the key
+        key_heads = grouped and checkpoint.value("model.kv_heads", int, not_negative) or heads
         abs_rank = checkpoint.value("prior.abs_rank", int, not_negative)
         hidden = checkpoint.value("prior.sink_hidden", int, not_negative)
         return cls(
             heads=heads,
+            key_heads=key_heads,
             pos_rank=checkpoint.value("prior.pos_rank", int, positive),
             base=checkpoint.value("prior.base", float, positive),
             abs_rank=abs_rank,
@@ -114,10 +118,10 @@ class PriorConfig:
         shapes = {
             "alpha": (heads, self.pos_rank),
             "beta": (heads, self.pos_rank),
-            "bump": (heads,),
+            "bump": (self.key_heads,),
             "sink.w1": (self.hidden, features),
             "sink.b1": (self.hidden,),
-            "sink.w2": (heads, self.hidden),
+            "sink.w2": (self.key_heads, self.hidden),
         }
         shapes |= {"slope": (heads,)} if self.recency != "off" else {}
         return shapes | ({"frequency": (self.pos_rank,)} if self.learned_frequencies else {})
@@ -137,6 +141,7 @@ def key_bias(tensors, config, position):
     sigmoid = np.exp(-np.logaddexp(0, -hidden))
     bias = tensors["sink.w2"] @ (hidden * sigmoid).T
     bias += np.outer(tensors["bump"], position == 0)
+    bias = np.repeat(bias, config.heads // config.key_heads, axis=0)
     if config.recency != "off":
         slope = np.logaddexp(0, tensors["slope"]) if config.recency == "softplus" else tensors["slope"]
         bias += np.outer(slope, position)

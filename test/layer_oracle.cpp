@@ -6,8 +6,6 @@
 namespace goat::test {
 
 namespace {
-constexpr double norm_eps = 1e-5;
-
 double mean_square(const double* row, std::size_t width) {
   double sum = 0;
   for (std::size_t c = 0; c < width; ++c) sum += row[c] * row[c];
@@ -28,24 +26,25 @@ Matrix linear(const Matrix& x, const Matrix& weight, const Matrix& bias, std::in
   return y;
 }
 
-Matrix layernorm(const Matrix& x, const Matrix& weight, const Matrix& bias) {
+Matrix layernorm(const Matrix& x, const Matrix& weight, const Matrix& bias, double eps) {
   const std::size_t width = weight.size();
   Matrix y = x;
   for (std::size_t row = 0; row < x.size(); row += width) {
     double mean = 0;
     for (std::size_t c = 0; c < width; ++c) mean += x[row + c] / static_cast<double>(width);
     for (std::size_t c = 0; c < width; ++c) y[row + c] -= mean;
-    const double deviation = std::sqrt(mean_square(&y[row], width) + norm_eps);
-    for (std::size_t c = 0; c < width; ++c) y[row + c] = y[row + c] / deviation * weight[c] + bias[c];
+    const double deviation = std::sqrt(mean_square(&y[row], width) + eps);
+    for (std::size_t c = 0; c < width; ++c)
+      y[row + c] = y[row + c] / deviation * weight[c] + (bias.empty() ? 0 : bias[c]);
   }
   return y;
 }
 
-Matrix rmsnorm(const Matrix& x, const Matrix& weight) {
+Matrix rmsnorm(const Matrix& x, const Matrix& weight, double eps) {
   const std::size_t width = weight.size();
   Matrix y(x.size());
   for (std::size_t row = 0; row < x.size(); row += width) {
-    const double rstd = 1 / std::sqrt(mean_square(&x[row], width) + norm_eps);
+    const double rstd = 1 / std::sqrt(mean_square(&x[row], width) + eps);
     for (std::size_t c = 0; c < width; ++c) y[row + c] = x[row + c] * rstd * weight[c];
   }
   return y;
@@ -74,23 +73,25 @@ Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, doubl
 }
 
 Matrix causal_attention(const Matrix& q, const Matrix& k, const Matrix& v, const std::vector<Matrix>& prior,
-                        std::int64_t rows, double scale) {
-  const std::size_t heads = prior.size(), length = static_cast<std::size_t>(rows),
-                    content = q.size() / (length * heads), head_dim = v.size() / (length * heads);
-  Matrix out(v.size());
+                        std::int64_t rows, double scale, std::int64_t group) {
+  const std::size_t heads = prior.size(), key_heads = heads / static_cast<std::size_t>(group),
+                    length = static_cast<std::size_t>(rows), content = q.size() / (length * heads),
+                    head_dim = v.size() / (length * key_heads);
+  Matrix out(length * heads * head_dim);
   for (std::size_t h = 0; h < heads; ++h)
     for (std::size_t i = 0; i < length; ++i) {
+      const std::size_t key_head = h / static_cast<std::size_t>(group);
       Matrix p(i + 1);
       double total = 0;
       for (std::size_t j = 0; j <= i; ++j) {
         double z = prior[h][i * length + j];
         for (std::size_t c = 0; c < content; ++c)
-          z += scale * q[(i * heads + h) * content + c] * k[(j * heads + h) * content + c];
+          z += scale * q[(i * heads + h) * content + c] * k[(j * key_heads + key_head) * content + c];
         total += p[j] = std::exp(z);
       }
       for (std::size_t j = 0; j <= i; ++j)
         for (std::size_t d = 0; d < head_dim; ++d)
-          out[(i * heads + h) * head_dim + d] += p[j] / total * v[(j * heads + h) * head_dim + d];
+          out[(i * heads + h) * head_dim + d] += p[j] / total * v[(j * key_heads + key_head) * head_dim + d];
     }
   return out;
 }

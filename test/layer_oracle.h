@@ -11,9 +11,9 @@ using Matrix = std::vector<double>;
 // x W^T + b for each row of x [rows, inputs]; W is [outputs, inputs], b is [outputs] or empty.
 Matrix linear(const Matrix& x, const Matrix& weight, const Matrix& bias, std::int64_t inputs);
 
-// Both take rows of weight.size() columns.
-Matrix layernorm(const Matrix& x, const Matrix& weight, const Matrix& bias);
-Matrix rmsnorm(const Matrix& x, const Matrix& weight);
+// Both take rows of weight.size() columns. bias may be empty.
+Matrix layernorm(const Matrix& x, const Matrix& weight, const Matrix& bias, double eps = 1e-5);
+Matrix rmsnorm(const Matrix& x, const Matrix& weight, double eps = 1e-5);
 
 double gelu(double x);  // tanh form
 double silu(double x);
@@ -30,9 +30,10 @@ struct Turn {
 // of the row at position p is turned by the angle stretch * p * base^(-2r/d), d = turn.dim.
 Matrix rotated(const Matrix& x, std::int64_t heads, std::int64_t head_dim, double base, Turn turn = {});
 
-// Causal attention of one sequence of T rows: q and k are [T, H, d_c], v and the result are [T, H, d_h].
-// prior[h] is the matrix [T, T] that is added to the logits of head h.
+// Causal attention of one sequence of T rows: q is [T, H, d_c], k [T, H_k, d_c], v [T, H_k, d_h] and the
+// result [T, H, d_h]. Head h reads head h / (H / H_k) of k and v. prior[h] is the matrix [T, T] that is added
+// to the logits of head h.
 Matrix causal_attention(const Matrix& q, const Matrix& k, const Matrix& v, const std::vector<Matrix>& prior,
-                        std::int64_t rows, double scale);
+                        std::int64_t rows, double scale, std::int64_t group = 1);
 
 }  // namespace goat::test

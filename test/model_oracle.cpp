@@ -76,31 +76,61 @@ class NaiveModel {
   }
 
   // Every pass of this model is as long as training, where rope_pi is rope.
-  Matrix turned(const Matrix& x) const {
+  Matrix turned(const Matrix& x, std::int64_t heads) const {
     if (!config_.has_part("rope") && !config_.has_part("rope_pi")) return x;
     const double fraction = config_.model.rope_fraction;
     const std::int64_t content = config_.content_dim();
     const Turn turn{.dim = 2 * std::lround(fraction * static_cast<double>(content) / 2)};
-    return rotated(x, config_.model.heads, content, config_.model.rope_base, turn);
+    return rotated(x, heads, content, config_.model.rope_base, turn);
+  }
+
+  // q or k as attention reads it, but for the prior: [T, heads, d_c].
+  Matrix query_or_key(const std::string& name, const Matrix& x, std::int64_t heads) const {
+    Matrix y = project(name, x, config_.model.width);
+    if (config_.model.qk_norm) y = rmsnorm(y, at(name + "_norm.weight"), config_.model.norm_eps);
+    return turned(y, heads);
   }
 
   Matrix attention(const std::string& prefix, const Matrix& x) const {
     const std::int64_t width = config_.model.width, heads = config_.model.heads;
-    const Matrix q = turned(project(prefix + "q", x, width)), k = turned(project(prefix + "k", x, width));
+    const Matrix q = query_or_key(prefix + "q", x, heads), k = query_or_key(prefix + "k", x, heads / group());
     std::vector<Matrix> prior;
-    for (std::int64_t head = 0; head < heads; ++head) prior.push_back(head_prior(prefix + "prior.", head));
+    for (std::int64_t head = 0; head < heads; ++head) {
+      prior.push_back(head_prior(prefix + "prior.", head));
+      if (config_.has_part("forget")) add(prior.back(), forgotten(prefix + "forget.", head, x));
+    }
     const double scale =
         config_.model.attn_scale == "none" ? 1 : 1 / std::sqrt(static_cast<double>(config_.content_dim()));
     const Matrix v = project(prefix + "v", x, width);
-    return project(prefix + "o", causal_attention(q, k, v, prior, config_.data.seq_len, scale), width);
+    return project(prefix + "o", causal_attention(q, k, v, prior, config_.data.seq_len, scale, group()),
+                   width);
+  }
+
+  // sum over l = j+1 .. i of log sigmoid(gate_l), [T, T], 0 where j >= i
+  Matrix forgotten(const std::string& prefix, std::int64_t head, const Matrix& x) const {
+    const std::int64_t width = config_.model.width, length = config_.data.seq_len;
+    const Matrix gate = linear(x, at(prefix + "weight"), at(prefix + "bias"), width);
+    Matrix rows;
+    for (std::int64_t i = 0; i < length; ++i)
+      for (std::int64_t j = 0; j < length; ++j) {
+        double sum = 0;
+        for (std::int64_t l = j + 1; l <= i; ++l)
+          sum -= std::log1p(std::exp(-gate[static_cast<std::size_t>(l * config_.model.heads + head)]));
+        rows.push_back(sum);
+      }
+    return rows;
+  }
+
+  std::int64_t group() const {
+    return config_.model.kv_heads == 0 ? 1 : config_.model.heads / config_.model.kv_heads;
   }
 
   // K [T, T] of one head.
   Matrix head_prior(const std::string& prefix, std::int64_t head) const {
     const std::int64_t length = config_.data.seq_len;
     if (!config_.has_prior()) return penalty(head_slope(prefix, head));
-    const auto row = [&](const Matrix& m, std::int64_t columns) {
-      return Matrix(m.begin() + head * columns, m.begin() + (head + 1) * columns);
+    const auto row_of = [](const Matrix& m, std::int64_t index, std::int64_t columns) {
+      return Matrix(m.begin() + index * columns, m.begin() + (index + 1) * columns);
     };
     const auto& setting = config_.prior;
     const Positions positions = Positions::sequence(0, length);
@@ -109,11 +139,11 @@ class NaiveModel {
     const Matrix features = sink_features(fourier_frequencies(setting.abs_rank, setting.abs_base), positions,
                                           static_cast<double>(length));
     HeadPrior prior;
-    prior.alpha = row(at(prefix + "alpha"), setting.pos_rank);
-    prior.beta = row(at(prefix + "beta"), setting.pos_rank);
+    prior.alpha = row_of(at(prefix + "alpha"), head, setting.pos_rank);
+    prior.beta = row_of(at(prefix + "beta"), head, setting.pos_rank);
     prior.frequency = setting.learned_frequencies ? at(prefix + "frequency")
                                                   : fourier_frequencies(setting.pos_rank, setting.base);
-    prior.key_bias = row(sink.key_bias(features), length);
+    prior.key_bias = row_of(sink.key_bias(features), head / group(), length);
     prior.slope = head_slope(prefix, head);
     return prior_matrix(prior, positions);
   }
@@ -144,11 +174,16 @@ class NaiveModel {
   }
 
   Matrix norm(const std::string& name, const Matrix& x) const {
-    return is_llama() ? rmsnorm(x, at(name + ".weight"))
-                      : layernorm(x, at(name + ".weight"), at(name + ".bias"));
+    const double eps = config_.model.norm_eps;
+    return is_llama() ? rmsnorm(x, at(name + ".weight"), eps)
+                      : layernorm(x, at(name + ".weight"), bias(name), eps);
   }
   Matrix project(const std::string& name, const Matrix& x, std::int64_t inputs) const {
-    return linear(x, at(name + ".weight"), is_llama() ? Matrix{} : at(name + ".bias"), inputs);
+    return linear(x, at(name + ".weight"), bias(name), inputs);
+  }
+  Matrix bias(const std::string& name) const {
+    const bool has_biases = config_.model.bias == "auto" ? !is_llama() : config_.model.bias == "true";
+    return has_biases ? at(name + ".bias") : Matrix{};
   }
 
   bool is_llama() const { return config_.model.block == "llama"; }

@@ -1,5 +1,6 @@
 // The whole model in float64, naive and forward only, from the tensors a checkpoint stores (goat.md's
-// additive form: no lanes, T x T matrices): gpt and llama blocks, every attention, a tied or an untied head.
+// additive form: no lanes, T x T matrices): gpt and llama blocks, every attention, grouped queries, norms of
+// q and k, with and without biases, a tied or an untied head.
 #pragma once
 
 #include <map>

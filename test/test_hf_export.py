@@ -303,6 +303,11 @@ def test_a_model_that_nobody_has_is_refused(tmp_path, refused, rng):
     for n, changes in enumerate(({"model.attention": "xpos"}, GPT2 | {"model.block": "llama"}, in_part)):
         run = write_model_run(tmp_path / str(n), weights, config_with(changes))
         assert "cannot be exported" in refused(3, run, tmp_path / "out")
+    changes = {"model.kv_heads": 1, "model.bias": "true", "model.norm_eps": 1e-6, "model.qk_norm": True}
+    for key, value in changes.items():
+        config = config_with({"model.attention": "rope", key: value})
+        run = write_model_run(tmp_path / key, weights, config)
+        assert f"{key} = {value} cannot be exported" in refused(3, run, tmp_path / "out")
 
 
 def test_a_step_can_be_chosen(tmp_path, refused, rng):

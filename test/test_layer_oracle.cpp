@@ -37,6 +37,8 @@ TEST_CASE("layer oracle: worked examples") {
   CHECK(normed[0] == near(3 / std::sqrt(6.25 + 1e-5)));
   CHECK(normed[1] == near(-8 / std::sqrt(6.25 + 1e-5)));
   CHECK(layernorm({1, 5}, {2, 3}, {10, 20})[1] == near(20 + 6 / std::sqrt(4 + 1e-5)));
+  CHECK(rmsnorm({3, 4, 0, 0}, {1, -2, 5, 5}, 0.75)[0] == near(3 / std::sqrt(7)));
+  CHECK(layernorm({1, 5}, {2, 3}, {}, 5)[1] == near(2));
   CHECK(silu(1) == near(0.7310585786300049));
   CHECK(silu(-2) == near(-0.2384058440442351));
   CHECK(linear({1, 2}, {3, 4, 5, 6}, {100, 200}, 2) == Matrix{111, 217});
@@ -50,6 +52,10 @@ TEST_CASE("layer oracle: worked examples") {
   CHECK((part[4] == 7 && part[5] == 8));
   // The second row weighs its two keys 1 : 3.
   CHECK(causal_attention({0, 1}, {0, std::log(9)}, {4, 8}, {Matrix(4)}, 2, 0.5)[1] == near(7));
+  // Two heads of queries read one head of keys: 1 : 3 and 1 : 9.
+  const Matrix grouped =
+      causal_attention({0, 0, 1, 2}, {0, std::log(3)}, {4, 8}, {Matrix(4), Matrix(4)}, 2, 1, 2);
+  CHECK((grouped[2] == near(7) && grouped[3] == near(7.6)));
 }
 
 TEST_CASE(

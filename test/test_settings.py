@@ -41,10 +41,14 @@ OTHER = {
     "model.block": ("llama", {}),
     "model.layers": (2, {}),
     "model.heads": (1, {}),
+    "model.kv_heads": (1, {}),
     "model.width": (32, {}),
     "model.ff_width": (48, {}),
     "model.vocab": (32, {}),
     "model.tied": ("false", {}),
+    "model.bias": ("false", {}),
+    "model.norm_eps": (0.1, {}),
+    "model.qk_norm": ("true", {}),
     "model.attention": ("none", {}),
     "model.rope_base": (100, {"model.attention": "rope"}),
     "model.rope_fraction": (0.5, {"model.attention": "rope"}),
@@ -266,7 +270,8 @@ def test_a_changed_key_does_what_its_row_says(binary, shards, tmp_path, interrup
 
 def test_zeros_that_mean_the_default_are_the_default(binary, shards, tmp_path, interrupted):
     old = interrupted({})
-    for key, value in {"model.ff_width": 64, "prior.lane_dim": 4, "train.micro_batch": 4}.items():
+    same = {"model.kv_heads": 2, "model.ff_width": 64, "model.bias": "true"}
+    for key, value in (same | {"prior.lane_dim": 4, "train.micro_batch": 4}).items():
         folder = tmp_path / key
         shutil.copytree(old, folder)
         result = start(binary, folder, ["--resume", *settings_of(shards, {key: value})])

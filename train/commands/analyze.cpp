@@ -60,6 +60,18 @@ void check_folder(const fs::path& folder) {
     throw ConfigError("--out " + folder.string() + ": cannot be written: " + std::strerror(errno));
 }
 
+// Rows for each head of keys [H_k, ..] as rows for each head of queries [H, ..].
+std::vector<double> for_each_query_head(const Config& config, const std::vector<double>& rows) {
+  const std::size_t heads = index(config.model.heads), kv_heads = index(config.kv_heads()),
+                    columns = rows.size() / kv_heads;
+  std::vector<double> all;
+  for (std::size_t head = 0; head < heads; ++head) {
+    const auto first = rows.begin() + static_cast<std::ptrdiff_t>(head * kv_heads / heads * columns);
+    all.insert(all.end(), first, first + static_cast<std::ptrdiff_t>(columns));
+  }
+  return all;
+}
+
 // The prior of one layer, without slopes. read(name) gives a tensor of it.
 template <class Read>
 PriorWeights goat_weights(const Config& config, Read read) {
@@ -70,10 +82,10 @@ PriorWeights goat_weights(const Config& config, Read read) {
                            ? read("frequency")
                            : fourier_frequencies(config.prior.pos_rank, config.prior.base),
           .slope = std::vector<double>(index(config.model.heads)),
-          .bump = read("bump"),
+          .bump = for_each_query_head(config, read("bump")),
           .w1 = read("sink.w1"),
           .b1 = read("sink.b1"),
-          .w2 = read("sink.w2"),
+          .w2 = for_each_query_head(config, read("sink.w2")),
           .absolute_frequency = fourier_frequencies(config.prior.abs_rank, config.prior.abs_base),
           .train_length = config.data.seq_len};
 }
@@ -249,8 +261,9 @@ void print_files(const AnalysisReport& report, const fs::path& folder) {
       report.prior ? ", sink.npy, sink_slope.npy, sink_mlp.npy, sink_bump.npy, kappa.npy, log_prior.npy" : "",
       report.probe ? ", signal_vs_sink.npy" : "");
   if (!report.prior)
-    std::printf("attention \"%s\" adds no prior to the logits: no prior files\n",
-                report.config.model.attention.c_str());
+    std::printf("attention \"%s\" adds %s: no prior files\n", report.config.model.attention.c_str(),
+                report.config.has_part("forget") ? "a prior to the logits that differs from text to text"
+                                                 : "no prior to the logits");
   if (report.prior && report.log_prior_length < report.length)
     std::printf("log_prior.npy holds the first %lld positions only\n",
                 static_cast<long long>(report.log_prior_length));

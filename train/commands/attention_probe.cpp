@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "train/memory/float_copies.h"
 #include "train/model/evaluation.h"
@@ -12,13 +13,34 @@ namespace {
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
+namespace {
+// Row i of a log-prior to which the tokens may add.
+struct PriorOfQuery {
+  const LogPrior& prior;
+  std::span<const double> key_bias;  // empty if they add nothing
+  std::int64_t i;
+
+  double at(std::size_t j) const {
+    const double own = key_bias.empty() ? 0 : key_bias[j] - key_bias[index(i)];
+    return prior.at(i, static_cast<std::int64_t>(j)) + own;
+  }
+  double log_normaliser() const {
+    double top = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (std::size_t j = 0; j <= index(i); ++j) top = std::max(top, at(j));
+    for (std::size_t j = 0; j <= index(i); ++j) sum += std::exp(at(j) - top);
+    return top + std::log(sum);
+  }
+};
+}  // namespace
+
 QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser,
-                        std::span<double> scratch) {
+                        std::span<double> scratch, std::span<const double> key_bias) {
   const std::size_t keys = content.size();
   const auto i = static_cast<std::int64_t>(keys) - 1;
+  const PriorOfQuery row{prior, key_bias, i};
+  if (!key_bias.empty()) log_normaliser = row.log_normaliser();
   const std::span<double> logit = scratch.first(keys);
-  for (std::size_t j = 0; j < keys; ++j)
-    logit[j] = static_cast<double>(content[j]) + prior.at(i, static_cast<std::int64_t>(j));
+  for (std::size_t j = 0; j < keys; ++j) logit[j] = static_cast<double>(content[j]) + row.at(j);
   const double top = *std::ranges::max_element(logit);
   double sum = 0, recent = 0;
   for (std::size_t j = 0; j < keys; ++j) {
@@ -36,8 +58,7 @@ QueryReading read_query(std::span<const float> content, const LogPrior& prior, d
   reading.recent = recent / sum;
   constexpr double rounding = 1e-9;
   for (std::size_t j = 0; j < keys; ++j) {
-    const double log_p = logit[j] - log_sum,
-                 log_pi = prior.at(i, static_cast<std::int64_t>(j)) - log_normaliser;
+    const double log_p = logit[j] - log_sum, log_pi = row.at(j) - log_normaliser;
     // Written so that NaN counts.
     if (!(std::abs(log_p - log_pi) <= reading.omega + rounding)) ++reading.violations;
   }
@@ -56,23 +77,52 @@ double ProbeReadings::mean(std::int64_t layer, std::int64_t head, std::int64_t c
 
 namespace {
 
+// Copies on the host: the vectors of all heads of one sequence, row t from t * row on.
+struct HostVectors {
+  std::vector<float> values;
+  std::int64_t row = 0;
+
+  void download(Device& device, const Tensor& vectors) {  // strided [1, T, heads, d_h]
+    row = vectors.stride[1];
+    Tensor span = Tensor::contiguous(vectors.data, vectors.dtype, {0}, vectors.name);
+    span.shape[0] = (vectors.shape[1] - 1) * row + vectors.shape[2] * vectors.shape[3];
+    values.resize(index(span.elements()));
+    download_floats(device, values, span);
+  }
+};
+
+// What attention read in one layer.
+struct HostReads {
+  HostVectors q, k;
+  std::vector<double> key_bias;  // [H, T], or empty
+
+  void download(Device& device, const AttentionReads& reads) {
+    q.download(device, reads.q);
+    k.download(device, reads.k);
+    key_bias.resize(reads.key_bias ? index(reads.key_bias.elements()) : 0);
+    if (reads.key_bias) device.download(key_bias.data(), reads.key_bias.data, reads.key_bias.bytes());
+  }
+};
+
 // Reads every query of one head of one sequence.
 class HeadProbe {
  public:
-  // qkv: packed [T, 3, H, d_h] of one sequence. The first content_dim coordinates of q and k are the content.
-  HeadProbe(const std::vector<float>& qkv, std::int64_t length, std::int64_t heads, std::int64_t head,
-            std::int64_t head_dim, std::int64_t content_dim, float scale)
+  HeadProbe(const Config& config, const HostReads& reads, std::int64_t length, std::int64_t head)
       : length_(length),
-        content_dim_(content_dim),
-        q_(index(length * content_dim)),
+        content_dim_(config.content_dim()),
+        q_(index(length * content_dim_)),
         k_(q_.size()),
         content_(index(length)),
         scratch_(content_.size()) {
+    const float scale = logit_scale(config);
+    const std::int64_t head_dim = config.head_dim(), key_head = head * config.kv_heads() / config.model.heads;
+    if (!reads.key_bias.empty())
+      key_bias_ = std::span(reads.key_bias).subspan(index(head * length), index(length));
     for (std::int64_t t = 0; t < length; ++t) {
-      const float* q = &qkv[index((t * 3 * heads + head) * head_dim)];
-      const float* k = q + heads * head_dim;
-      for (std::int64_t c = 0; c < content_dim; ++c) {
-        q_[index(t * content_dim + c)] = q[c] * scale;
+      const float* q = &reads.q.values[index(t * reads.q.row + head * head_dim)];
+      const float* k = &reads.k.values[index(t * reads.k.row + key_head * head_dim)];
+      for (std::int64_t c = 0; c < content_dim_; ++c) {
+        q_[index(t * content_dim_ + c)] = q[c] * scale;
         k_[index(c * length + t)] = k[c];
       }
     }
@@ -88,7 +138,7 @@ class HeadProbe {
       for (std::int64_t j = 0; j <= i; ++j) s[j] += q * k[j];
     }
     return read_query(std::span(content_).first(index(i + 1)), prior.log_prior,
-                      prior.log_normaliser[index(i)], scratch_);
+                      prior.log_normaliser[index(i)], scratch_, key_bias_);
   }
 
  private:
@@ -98,6 +148,7 @@ class HeadProbe {
   std::vector<float> q_, k_;
   std::vector<float> content_;
   std::vector<double> scratch_;
+  std::span<const double> key_bias_;  // [T], or empty
 };
 
 // Reads one head of one sequence into the readings.
@@ -140,18 +191,15 @@ ProbeReadings probe_attention(const Config& config, const ParameterSet& paramete
   ForwardModel forward(config, {1, length}, parameters, device, "Give a smaller --length");
   Model& model = forward.model();
 
-  const float scale = content_scale(config);
-  std::vector<float> host;
+  HostReads host;
   std::int64_t sequence = 0;
-  model.set_attention_observer([&](std::int64_t layer, const Tensor& qkv) {
-    host.resize(index(qkv.elements()));
-    download_floats(device, host, qkv);
+  model.set_attention_observer([&](std::int64_t layer, const AttentionReads& reads) {
+    host.download(device, reads);
 #pragma omp parallel for schedule(dynamic)
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t layer_head = layer * heads + head;
-      read_head(readings,
-                HeadProbe(host, length, heads, head, config.head_dim(), config.content_dim(), scale),
-                priors[index(layer_head)], layer_head, sequence, progress);
+      read_head(readings, HeadProbe(config, host, length, head), priors[index(layer_head)], layer_head,
+                sequence, progress);
     }
   });
   std::vector<std::int32_t> inputs(index(length)), targets(index(length));

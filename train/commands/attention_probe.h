@@ -27,9 +27,10 @@ struct QueryReading {
 };
 
 // content: s_ij for j = 0 .. i. log_normaliser: of row i of the prior (PriorRow). scratch: space
-// for i + 1 numbers.
+// for i + 1 numbers. key_bias: what the tokens themselves add to the prior, K_ij += key_bias[j] - key_bias[i]
+// (AttentionForward), or nothing; log_normaliser is not read with it.
 QueryReading read_query(std::span<const float> content, const LogPrior& prior, double log_normaliser,
-                        std::span<double> scratch);
+                        std::span<double> scratch, std::span<const double> key_bias = {});
 
 // A head's log-prior and the log-normaliser of each of its rows, [T].
 struct NormalisedPrior {

@@ -89,8 +89,13 @@ bool store(const FlagKey& slot, const toml::node& node) {
   *slot.value = node.as_boolean()->get();
   return true;
 }
-// A sum is stored with its terms in the order of the choices, so that equal sums are equal texts.
+// A sum is stored with its terms in the order of the choices, so that equal sums are equal texts. The choices
+// "true" and "false" may stand without quotes.
 bool store(const TextKey& slot, const toml::node& node) {
+  if (node.is_boolean() && std::ranges::find(slot.choices, "true") != slot.choices.end()) {
+    *slot.value = node.as_boolean()->get() ? "true" : "false";
+    return true;
+  }
   if (!node.is_string()) return false;
   *slot.value = node.as_string()->get();
   if (!slot.sums) return true;

@@ -21,10 +21,14 @@ struct Config {
     std::string block = "gpt";  // gpt, llama
     std::int64_t layers = 12;
     std::int64_t heads = 12;
+    std::int64_t kv_heads = 0;  // of keys and values; 0: as heads
     std::int64_t width = 768;
     std::int64_t ff_width = 0;  // 0: 4 * width
     std::int64_t vocab = 50257;
     bool tied = true;                // the head shares the embedding's weights
+    bool qk_norm = false;            // RMSNorm of each head's q and k
+    std::string bias = "auto";       // of linear layers and LayerNorm: auto (as the block says), true, false
+    double norm_eps = 1e-5;          // added to a norm's mean of squares
     std::string attention = "goat";  // none, or parts that tell of positions: goat, rope, goat+rope, ...
     double rope_base = 10000;
     double rope_fraction = 1;  // share of a head's content dimensions that rope turns
@@ -136,7 +140,9 @@ struct Config {
   } log;
 
   // Values computed from the settings above.
-  std::int64_t head_dim() const { return model.width / model.heads; }  // d_h
+  std::int64_t head_dim() const { return model.width / model.heads; }                      // d_h
+  std::int64_t kv_heads() const { return model.kv_heads ? model.kv_heads : model.heads; }  // H_k
+  std::int64_t qkv_heads() const { return model.heads + 2 * kv_heads(); }  // of q, k and v together
   bool has_part(const std::string& part) const;        // whether model.attention names it, alone or in a sum
   bool has_prior() const { return has_part("goat"); }  // the learned prior, which takes lanes
   std::vector<std::string> parts_with_slopes() const;  // those that give each head of attention a slope

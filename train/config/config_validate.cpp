@@ -71,6 +71,11 @@ void check_heads(const Config& c) {
           equals("model.width", c.model.width) + " is not divisible by " + equals("model.heads", heads) +
               "; take a multiple of " + std::to_string(heads) + " such as " +
               (below ? std::to_string(below) + " or " : "") + std::to_string(below + heads));
+  require(c.kv_heads() <= heads && heads % c.kv_heads() == 0,
+          equals("model.heads", heads) + " is not divisible by " +
+              equals("model.kv_heads", c.model.kv_heads) +
+              "; set model.kv_heads to a divisor of it such as " +
+              std::to_string(largest_divisor(heads, c.kv_heads())) + ", or to 0 for as many");
 }
 
 // The prior's lanes take d_p >= 2R + 2 of a head's dimensions and must leave at least one for the content.

@@ -107,8 +107,9 @@ Parameter& ParameterSet::declare_packed(const std::string& name, const std::vect
 }
 
 std::size_t ParameterSet::group_of(ParameterRole role) {
-  const DType dtype = role == ParameterRole::vector ? DType::f32 : dtype_;
-  const bool decay = role == ParameterRole::matrix;
+  const bool own_kernel = role == ParameterRole::vector || role == ParameterRole::gate;
+  const DType dtype = own_kernel ? DType::f32 : dtype_;
+  const bool decay = role == ParameterRole::matrix || role == ParameterRole::gate;
   const auto found = std::ranges::find_if(
       groups_, [&](const Group& group) { return group.dtype == dtype && group.decay == decay; });
   const auto index = static_cast<std::size_t>(found - groups_.begin());

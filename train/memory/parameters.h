@@ -28,7 +28,8 @@ struct Initial {
 enum class ParameterRole {
   matrix,  // read by GEMMs or looked up: has the activations' dtype; decayed
   bias,    // added by a GEMM: has the activations' dtype; not decayed
-  vector   // weights of norms, the prior: f32 in every model; not decayed
+  vector,  // weights of norms, the prior: f32 in every model; not decayed
+  gate     // a matrix that a kernel of its own reads: f32 in every model; decayed
 };
 
 // One weight as the device holds it: views into the flat arrays of its group.

@@ -14,11 +14,11 @@ void BlockActivations::plan(const std::string& prefix, const PassPlan& plan) {
 }
 
 Block::Block(const Config& config, const ParameterSet& parameters, const PositionalParts& parts,
-             const std::string& prefix, const Tensor* cached_qkv,
+             const std::string& prefix, const LayerCache* cache,
              std::shared_ptr<BlockActivations> activations, std::shared_ptr<Tensor> entry)
     : recompute_block_(config.model.recompute == "block"),
       norm1_(config, parameters, prefix + "norm1"),
-      attention_(config, parameters, parts, prefix + "attn.", cached_qkv),
+      attention_(config, parameters, parts, prefix + "attn.", cache),
       norm2_(config, parameters, prefix + "norm2"),
       mlp_(config, parameters, prefix + "mlp."),
       saved_(std::move(activations)),
@@ -33,7 +33,8 @@ void Block::plan(const PassPlan& plan) {
 Tensor Block::forward(Device& device, const BlockMemory& shared, const Tensor& residual,
                       const Tensor& branch) {
   stream_ = branch ? *entry_ : residual;
-  norm1_.forward(device, saved_->norm1, *entry_, branch ? branch : residual, branch ? residual : Tensor{});
+  norm1_.forward(device, shared, saved_->norm1, *entry_, branch ? branch : residual,
+                 branch ? residual : Tensor{});
   forward_after_norm1(device, shared);
   mlp_.forward_out(device, shared, saved_->mlp, shared.branch);
   return saved_->residual;
@@ -43,19 +44,19 @@ Tensor Block::forward(Device& device, const BlockMemory& shared, const Tensor& r
 // stream in saved_->residual.
 void Block::forward_after_norm1(Device& device, const BlockMemory& shared) {
   attention_.forward(device, shared, saved_->attention, shared.branch, saved_->norm1);
-  norm2_.forward(device, saved_->norm2, saved_->residual, shared.branch, stream_);
+  norm2_.forward(device, shared, saved_->norm2, saved_->residual, shared.branch, stream_);
   mlp_.forward_hidden(device, shared, saved_->mlp, saved_->norm2);
 }
 
 void Block::backward(Device& device, const BlockMemory& shared) {
   if (recompute_block_) {
-    norm1_.forward(device, saved_->norm1, {}, stream_, {});
+    norm1_.forward(device, shared, saved_->norm1, {}, stream_, {});
     forward_after_norm1(device, shared);
   }
   mlp_.backward(device, shared, saved_->mlp, shared.dnorm, shared.dresidual, saved_->norm2);
-  norm2_.backward(device, shared.dresidual, shared.dnorm, saved_->residual);
+  norm2_.backward(device, shared, shared.dresidual, shared.dnorm, saved_->residual);
   attention_.backward(device, shared, saved_->attention, shared.dnorm, shared.dresidual, saved_->norm1);
-  norm1_.backward(device, shared.dresidual, shared.dnorm, stream_);
+  norm1_.backward(device, shared, shared.dresidual, shared.dnorm, stream_);
 }
 
 }  // namespace goat

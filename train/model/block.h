@@ -24,9 +24,9 @@ class Block {
  public:
   // `activations` is one for all blocks if nothing must be saved. `entry` [N, C] receives the residual stream
   // at the block's entry, including the pending branch: one for each block in training, otherwise one for
-  // all. cached_qkv: the layer's tensor of a KvCache, or nullptr.
+  // all. cache: the layer's part of a KvCache, or nullptr.
   Block(const Config& config, const ParameterSet& parameters, const PositionalParts& parts,
-        const std::string& prefix, const Tensor* cached_qkv, std::shared_ptr<BlockActivations> activations,
+        const std::string& prefix, const LayerCache* cache, std::shared_ptr<BlockActivations> activations,
         std::shared_ptr<Tensor> entry);
   void plan(const PassPlan& plan);
 
@@ -36,9 +36,9 @@ class Block {
   // shared.dresidual holds the gradient of the block's output stream and is overwritten with that of its
   // input stream. Adds to the parameters' gradients.
   void backward(Device& device, const BlockMemory& shared);
-  // q, k and v [B, T, 3, H, d_h] of the latest pass, as the attention kernel read them. Valid until the next
-  // block runs, because blocks may share this memory. Absent with a KV cache.
-  const Tensor& qkv() const { return saved_->attention.qkv; }
+  // What the attention kernel read in the latest pass. Valid until the next block runs, because blocks may
+  // share this memory. Not with a KV cache.
+  AttentionReads attention_reads() const { return attention_.reads(saved_->attention); }
 
  private:
   // Runs everything from attention to the MLP's hidden units.

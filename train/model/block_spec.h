@@ -13,13 +13,15 @@ enum class MlpKind : std::uint8_t { gelu, swiglu };  // down(gelu(up x)), down(s
 struct BlockSpec {
   NormKind norm;
   MlpKind mlp;
-  bool biases;  // of linear layers and norms
+  bool biases;  // of linear layers and LayerNorm; RMSNorm has none
 };
 
-// The spec of model.block: "gpt" or "llama".
+// The spec of model.block, "gpt" or "llama", and model.bias.
 inline BlockSpec block_spec(const Config& config) {
-  if (config.model.block == "llama") return {NormKind::rms, MlpKind::swiglu, false};
-  return {NormKind::layer, MlpKind::gelu, true};
+  const bool llama = config.model.block == "llama";
+  const bool biases = config.model.bias == "auto" ? !llama : config.model.bias == "true";
+  if (llama) return {NormKind::rms, MlpKind::swiglu, biases};
+  return {NormKind::layer, MlpKind::gelu, biases};
 }
 
 }  // namespace goat

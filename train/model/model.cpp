@@ -44,7 +44,7 @@ Model::Model(const PassPlan& plan, const ParameterSet& parameters, KvCache* cach
       head_(plan, parameters) {}
 
 void Model::bind(Device& device) {
-  trunk_.bind();
+  trunk_.bind(device);
   for (const auto& part : parts_) part->fill_tables(device);
 }
 

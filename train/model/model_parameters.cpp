@@ -8,32 +8,49 @@ namespace goat {
 namespace {
 constexpr double weight_std = 0.02;
 
-// Packed QKV projection [3, H, d_h, C]. q and k use the first d_c rows of a head. The other rows produce the
-// coordinates that the lanes overwrite, and stay zero.
+// Packed QKV projection [H + 2 H_k, d_h, C]: the heads of q, then those of k, then those of v. q and k use
+// the first d_c rows of a head. The other rows produce the coordinates that the lanes overwrite, and stay
+// zero.
 void declare_qkv(const Config& config, const std::string& prefix, ParameterSet& parameters) {
-  const std::int64_t heads = config.model.heads, width = config.model.width, head_dim = config.head_dim(),
-                     content = config.content_dim();
-  const Parameter& weight =
-      parameters.declare_packed(prefix + "qkv.weight", {3, heads, head_dim, width}, ParameterRole::matrix);
-  const Parameter* bias =
-      block_spec(config).biases
-          ? &parameters.declare_packed(prefix + "qkv.bias", {3, heads, head_dim}, ParameterRole::bias)
-          : nullptr;
-  const char* names[] = {"q", "k", "v"};
-  for (int i = 0; i < 3; ++i) {
-    const std::int64_t rows = i == 2 ? head_dim : content;
-    parameters.store(weight, prefix + names[i] + ".weight", {heads * rows, width},
-                     weight.value.select(0, i).slice(1, 0, rows), i * heads * head_dim * width,
-                     {.std = weight_std});
+  const std::int64_t heads = config.model.heads, kv_heads = config.kv_heads(), width = config.model.width,
+                     head_dim = config.head_dim(), content = config.content_dim();
+  const Parameter& weight = parameters.declare_packed(
+      prefix + "qkv.weight", {config.qkv_heads(), head_dim, width}, ParameterRole::matrix);
+  const Parameter* bias = block_spec(config).biases
+                              ? &parameters.declare_packed(
+                                    prefix + "qkv.bias", {config.qkv_heads(), head_dim}, ParameterRole::bias)
+                              : nullptr;
+  struct Part {
+    const char* name;
+    std::int64_t first, heads, rows;  // its heads, and the rows of each that are stored
+  };
+  for (const Part& part : {Part{"q", 0, heads, content}, Part{"k", heads, kv_heads, content},
+                           Part{"v", heads + kv_heads, kv_heads, head_dim}}) {
+    const auto stored = [&](const Tensor& packed) {
+      return packed.slice(0, part.first, part.heads).slice(1, 0, part.rows);
+    };
+    parameters.store(weight, prefix + part.name + ".weight", {part.heads * part.rows, width},
+                     stored(weight.value), part.first * head_dim * width, {.std = weight_std});
     if (bias)
-      parameters.store(*bias, prefix + names[i] + ".bias", {heads * rows},
-                       bias->value.select(0, i).slice(1, 0, rows), i * heads * head_dim, {});
+      parameters.store(*bias, prefix + part.name + ".bias", {part.heads * part.rows}, stored(bias->value),
+                       part.first * head_dim, {});
+  }
+}
+
+// The norms of q and k, [d_h] on the device, where q and k are padded with zeros.
+void declare_qk_norms(const Config& config, const std::string& prefix, ParameterSet& parameters) {
+  for (const char* name : {"q_norm", "k_norm"}) {
+    const std::string norm = prefix + name;
+    const Parameter& padded =
+        parameters.declare_packed(norm + ".padded", {config.head_dim()}, ParameterRole::vector);
+    parameters.store(padded, norm + ".weight", {config.content_dim()},
+                     padded.value.slice(0, 0, config.content_dim()), 0, {.constant = 1});
   }
 }
 
 void declare_norm(const Config& config, const std::string& name, ParameterSet& parameters) {
   parameters.declare(name + ".weight", {config.model.width}, ParameterRole::vector, {.constant = 1});
-  if (block_spec(config).norm == NormKind::layer)
+  if (block_spec(config).norm == NormKind::layer && block_spec(config).biases)
     parameters.declare(name + ".bias", {config.model.width}, ParameterRole::vector, {});
 }
 
@@ -43,19 +60,32 @@ void declare_linear(const Config& config, const std::string& name, std::int64_t 
   if (block_spec(config).biases) parameters.declare(name + ".bias", {outputs}, ParameterRole::bias, {});
 }
 
-// gate and up of a gated MLP have one packed weight [2, F, C], so that one GEMM computes both.
+// gate and up of a gated MLP have one packed weight [2, F, C] and bias [2, F], so that one GEMM computes
+// both.
+void declare_gate_up(const Config& config, const std::string& prefix, ParameterSet& parameters) {
+  const std::int64_t hidden = config.ff_width(), width = config.model.width;
+  const Parameter& weight =
+      parameters.declare_packed(prefix + "gate_up.weight", {2, hidden, width}, ParameterRole::matrix);
+  const Parameter* bias =
+      block_spec(config).biases
+          ? &parameters.declare_packed(prefix + "gate_up.bias", {2, hidden}, ParameterRole::bias)
+          : nullptr;
+  const char* names[] = {"gate", "up"};
+  for (int i = 0; i < 2; ++i) {
+    parameters.store(weight, prefix + names[i] + ".weight", {hidden, width}, weight.value.select(0, i),
+                     i * hidden * width, {.std = weight_std});
+    if (bias)
+      parameters.store(*bias, prefix + names[i] + ".bias", {hidden}, bias->value.select(0, i), i * hidden,
+                       {});
+  }
+}
+
 void declare_mlp(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const std::int64_t hidden = config.ff_width(), width = config.model.width;
-  if (block_spec(config).mlp == MlpKind::gelu) {
+  if (block_spec(config).mlp == MlpKind::gelu)
     declare_linear(config, prefix + "up", hidden, width, parameters);
-  } else {
-    const Parameter& packed =
-        parameters.declare_packed(prefix + "gate_up.weight", {2, hidden, width}, ParameterRole::matrix);
-    const char* names[] = {"gate", "up"};
-    for (int i = 0; i < 2; ++i)
-      parameters.store(packed, prefix + names[i] + ".weight", {hidden, width}, packed.value.select(0, i),
-                       i * hidden * width, {.std = weight_std});
-  }
+  else
+    declare_gate_up(config, prefix, parameters);
   declare_linear(config, prefix + "down", width, hidden, parameters);
 }
 
@@ -88,6 +118,7 @@ void declare_parameters(const Config& config, ParameterSet& parameters) {
     parameters.begin_unit();
     declare_norm(config, prefix + "norm1", parameters);
     declare_qkv(config, prefix + "attn.", parameters);
+    if (config.model.qk_norm) declare_qk_norms(config, prefix + "attn.", parameters);
     for (const PositionalKind& kind : kinds)
       if (kind.declare) kind.declare(config, prefix + "attn.", parameters);
     declare_linear(config, prefix + "attn.o", width, width, parameters);
@@ -107,7 +138,8 @@ ParameterCounts count_parameters(const Config& config) {
     counts.trainable += tensor.layout.elements();
     if (tensor.name.find(".prior.") != std::string::npos) counts.prior += tensor.layout.elements();
   }
-  const std::int64_t lane_rows = 2 * config.model.layers * config.model.heads * config.lane_dim();
+  const std::int64_t lane_rows =
+      config.model.layers * (config.model.heads + config.kv_heads()) * config.lane_dim();
   counts.full_projections =
       counts.trainable - counts.prior + lane_rows * (config.model.width + block_spec(config).biases);
   return counts;
@@ -116,9 +148,11 @@ ParameterCounts count_parameters(const Config& config) {
 double flops_per_token(const Config& config) {
   const auto width = static_cast<double>(config.model.width),
              layers = static_cast<double>(config.model.layers);
-  const auto length = static_cast<double>(config.data.seq_len),
-             content = static_cast<double>(config.model.heads * config.content_dim());
-  const double qkvo = 2 * width * content + 2 * width * width;
+  const auto length = static_cast<double>(config.data.seq_len);
+  const std::int64_t heads = config.model.heads, kv_heads = config.kv_heads();
+  const auto rows = static_cast<double>((heads + kv_heads) * config.content_dim() +
+                                        kv_heads * config.head_dim());  // of q, k and v
+  const double qkvo = width * rows + width * width;
   const double mlp =
       (block_spec(config).mlp == MlpKind::swiglu ? 3 : 2) * width * static_cast<double>(config.ff_width());
   const double matmul = layers * (qkvo + mlp) + static_cast<double>(config.model.vocab) * width;

@@ -8,7 +8,7 @@ Trunk::Trunk(const PassPlan& plan, const ParameterSet& parameters, const Positio
              KvCache* cache)
     : cache_(cache), final_norm_(plan.config, parameters, "final_norm") {
   const std::int64_t tokens = plan.shape.tokens(), width = plan.config.model.width;
-  shared_.plan(plan);
+  shared_.plan(plan, parts);
   plan_blocks(plan, parameters, parts);
   final_norm_.plan(plan);
   plan.activation("final_stream", {tokens, width}, final_stream_);
@@ -31,8 +31,8 @@ void Trunk::plan_blocks(const PassPlan& plan, const ParameterSet& parameters, co
       entry = std::make_shared<Tensor>();
       plan.activation(prefix + "entry", {plan.shape.tokens(), config.model.width}, *entry);
     }
-    const Tensor* cached_qkv = cache_ ? &cache_->qkv[static_cast<std::size_t>(layer)] : nullptr;
-    blocks_.emplace_back(config, parameters, parts, prefix, cached_qkv, activations, entry).plan(plan);
+    const LayerCache* cache = cache_ ? &cache_->layers[static_cast<std::size_t>(layer)] : nullptr;
+    blocks_.emplace_back(config, parameters, parts, prefix, cache, activations, entry).plan(plan);
   }
 }
 
@@ -43,10 +43,11 @@ const Tensor& Trunk::forward(Device& device, const Tensor& stream, PassHooks* ho
     if (hooks) hooks->before_forward(layer + 1);
     residual = blocks_[layer].forward(device, shared_, residual, branch);
     branch = shared_.branch;
-    if (attention_observer_) attention_observer_(static_cast<std::int64_t>(layer), blocks_[layer].qkv());
+    if (attention_observer_)
+      attention_observer_(static_cast<std::int64_t>(layer), blocks_[layer].attention_reads());
   }
   if (hooks) hooks->before_forward(blocks_.size() + 1);
-  final_norm_.forward(device, normed_, final_stream_, branch, residual);
+  final_norm_.forward(device, shared_, normed_, final_stream_, branch, residual);
   shared_.first_pass = false;
   if (cache_) cache_->length += stream.shape[0];
   return normed_;
@@ -55,7 +56,7 @@ const Tensor& Trunk::forward(Device& device, const Tensor& stream, PassHooks* ho
 // The head's gradients are complete before this begins.
 const Tensor& Trunk::backward(Device& device, PassHooks* hooks) {
   device.set_zero(shared_.dresidual.data, shared_.dresidual.bytes());
-  final_norm_.backward(device, shared_.dresidual, shared_.dnorm, final_stream_);
+  final_norm_.backward(device, shared_, shared_.dresidual, shared_.dnorm, final_stream_);
   if (hooks) hooks->after_backward(blocks_.size() + 1);
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
     blocks_[layer].backward(device, shared_);

@@ -16,7 +16,7 @@ class Trunk {
   // and `cache` (optional) must outlive the trunk.
   Trunk(const PassPlan& plan, const ParameterSet& parameters, const PositionalParts& parts, KvCache* cache);
 
-  void bind() { shared_.first_pass = true; }  // call after allocation
+  void bind(Device& device) { shared_.bind(device); }  // call after allocation
 
   // Position of the next pass's first token; above 0 only with a KV cache.
   std::int64_t first_position() const { return cache_ ? cache_->length : 0; }
@@ -29,9 +29,9 @@ class Trunk {
   // Returns the gradient of the stream and adds to the parameters' gradients.
   const Tensor& backward(Device& device, PassHooks* hooks = nullptr);
 
-  // If set, called in every forward pass after each block, with the block's index and its q, k, v
-  // (Block::qkv).
-  using AttentionObserver = std::function<void(std::int64_t layer, const Tensor& qkv)>;
+  // If set, called in every forward pass after each block, with the block's index and what its attention read
+  // (Block::attention_reads).
+  using AttentionObserver = std::function<void(std::int64_t layer, const AttentionReads& reads)>;
   void set_attention_observer(AttentionObserver observer) { attention_observer_ = std::move(observer); }
 
  private:

@@ -77,7 +77,7 @@ class LearnedAlibiLayer final : public PositionalLayer {
   }
   Tensor slope() const override { return slopes_; }
   void request_gradients(AttentionBackward& op) const override { op.dslope = shared_.dslope; }
-  void backward(Device& device, const Tensor&, const Tensor&) override {
+  void backward(Device& device, const AttentionGradients&) override {
     shared_.add_up(device);
     device.run(SoftplusBackward{.dx = rho_.grad, .dout = shared_.dslopes, .x = rho_.value});
   }

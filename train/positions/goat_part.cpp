@@ -17,7 +17,7 @@ struct GoatTables {
   Tensor sink_frequency;  // f64 [M]
   Tensor sink_features;   // f32 [T, F]
   // From AttentionBackward and SinkBackward (kernels/operations.h)
-  Tensor dq_lanes, dk_lanes, dkey_bias, dkey_bias_sum, dslope, dlambda;
+  Tensor dq_lanes, dk_lanes, dkey_bias_sum, dslope, dlambda;
 
   void plan(const PassPlan& plan);
   void plan_gradients(const PassPlan& plan);
@@ -35,14 +35,14 @@ void GoatTables::plan(const PassPlan& plan) {
 
 void GoatTables::plan_gradients(const PassPlan& plan) {
   const std::int64_t sequences = plan.shape.sequences, length = plan.shape.length,
-                     heads = plan.config.model.heads, lanes = 2 * plan.config.prior.pos_rank;
+                     heads = plan.config.model.heads, kv_heads = plan.config.kv_heads(),
+                     lanes = 2 * plan.config.prior.pos_rank;
   const auto add = [&](const char* name, PassPlan::Extents extents, Tensor& view) {
     plan.workspace(name, DType::f32, extents, view);
   };
   add("dq_lanes", {sequences, heads, length, lanes}, dq_lanes);
-  if (plan.config.prior.learned_frequencies) add("dk_lanes", {sequences, heads, length, lanes}, dk_lanes);
-  add("dkey_bias", {sequences, heads, length}, dkey_bias);
-  add("dkey_bias_sum", {heads, length}, dkey_bias_sum);
+  if (plan.config.prior.learned_frequencies) add("dk_lanes", {sequences, kv_heads, length, lanes}, dk_lanes);
+  add("dkey_bias_sum", {kv_heads, length}, dkey_bias_sum);
   add("dslope", {sequences, heads, length}, dslope);
   add("dlambda", {heads}, dlambda);
 }
@@ -65,20 +65,20 @@ class GoatLayer final : public PositionalLayer {
   void forward(Device& device, const AttentionInputs& inputs) override;
   Tensor slope() const override;
   void request_gradients(AttentionBackward& op) const override;
-  void backward(Device& device, const Tensor& dq, const Tensor& dk) override;
+  void backward(Device& device, const AttentionGradients& gradients) override;
 
  private:
-  // Computes key_bias_, fourier_ and softplus_slope_ from the weights.
+  // Computes sink_, fourier_ and softplus_slope_ from the weights.
   void compute_prior(Device& device);
   const Tensor& fourier() const { return frequency_ ? fourier_ : tables_.relative.fourier; }
 
   const GoatTables& tables_;
-  std::int64_t content_dim_, heads_;
+  std::int64_t content_dim_, heads_, kv_heads_;
   const Parameter *alpha_, *beta_, *bump_, *w1_, *b1_, *w2_;
   const Parameter* frequency_ = nullptr;  // learned frequencies only
   const Parameter* lambda_ = nullptr;     // the slope itself, if recency = free
   const Parameter* rho_ = nullptr;        // slope = softplus(rho), if recency = softplus
-  Tensor key_bias_, hidden_;              // f32 [H, T] and [T, n]; T is T_max with a KV cache
+  Tensor sink_, hidden_;                  // f32 [H_k, T] and [T, n]; T is T_max with a KV cache
   Tensor fourier_;                        // f32 [T, R, 2], learned frequencies only
   Tensor softplus_slope_;                 // f32 [H], softplus only
 };
@@ -88,6 +88,7 @@ GoatLayer::GoatLayer(const Config& config, const GoatTables& tables, const Param
     : tables_(tables),
       content_dim_(config.content_dim()),
       heads_(config.model.heads),
+      kv_heads_(config.kv_heads()),
       alpha_(&parameters.at(prefix + "alpha")),
       beta_(&parameters.at(prefix + "beta")),
       bump_(&parameters.at(prefix + "bump")),
@@ -104,14 +105,14 @@ void GoatLayer::plan(const std::string& prefix, const PassPlan& plan) {
   const auto add = [&](const char* name, PassPlan::Extents extents, Tensor& view) {
     plan.activation(prefix + "prior." + name, DType::f32, extents, view);
   };
-  add("key_bias", {heads_, positions}, key_bias_);
+  add("key_bias", {kv_heads_, positions}, sink_);
   add("hidden", {positions, b1_->value.shape[0]}, hidden_);
   if (frequency_) add("fourier", {positions, frequency_->value.shape[0], 2}, fourier_);
   if (rho_) add("softplus_slope", {heads_}, softplus_slope_);
 }
 
 void GoatLayer::compute_prior(Device& device) {
-  device.run(SinkForward{.key_bias = key_bias_,
+  device.run(SinkForward{.key_bias = sink_,
                          .hidden = hidden_,
                          .features = tables_.sink_features,
                          .w1 = w1_->value,
@@ -131,7 +132,7 @@ void GoatLayer::forward(Device& device, const AttentionInputs& inputs) {
                                .k = inputs.k,
                                .alpha = alpha_->value,
                                .beta = beta_->value,
-                               .key_bias = key_bias_,
+                               .key_bias = sink_,
                                .fourier = fourier(),
                                .content_dim = content_dim_,
                                .first_position = inputs.first_position,
@@ -146,11 +147,10 @@ Tensor GoatLayer::slope() const {
 void GoatLayer::request_gradients(AttentionBackward& op) const {
   op.dq_lanes = tables_.dq_lanes;
   if (frequency_) op.dk_lanes = tables_.dk_lanes;
-  op.dkey_bias = tables_.dkey_bias;
   if (slope()) op.dslope = tables_.dslope;
 }
 
-void GoatLayer::backward(Device& device, const Tensor& /*dq*/, const Tensor& /*dk*/) {
+void GoatLayer::backward(Device& device, const AttentionGradients& gradients) {
   Tensor dlambda;
   if (rho_) {
     dlambda = tables_.dlambda;
@@ -175,7 +175,7 @@ void GoatLayer::backward(Device& device, const Tensor& /*dq*/, const Tensor& /*d
                           .dw2 = w2_->grad,
                           .dbump = bump_->grad,
                           .dkey_bias_sum = tables_.dkey_bias_sum,
-                          .dkey_bias = tables_.dkey_bias,
+                          .dkey_bias = gradients.dkey_bias,
                           .hidden = hidden_,
                           .features = tables_.sink_features,
                           .w2 = w2_->value});
@@ -186,6 +186,7 @@ class GoatPart final : public PositionalPart {
   explicit GoatPart(const Config& config) : config_(config) {}
   void plan(const PassPlan& plan) override { tables_.plan(plan); }
   void fill_tables(Device& device) const override { tables_.fill(config_, device); }
+  bool reads_dkey_bias() const override { return true; }
   std::unique_ptr<PositionalLayer> layer(const ParameterSet& parameters,
                                          const std::string& prefix) const override {
     return std::make_unique<GoatLayer>(config_, tables_, parameters, prefix + "prior.");
@@ -201,7 +202,7 @@ class GoatPart final : public PositionalPart {
 // Initial values: goat.md, "Initialisations".
 void declare_goat(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   const auto& prior = config.prior;
-  const std::int64_t heads = config.model.heads, hidden = config.sink_hidden();
+  const std::int64_t heads = config.model.heads, kv_heads = config.kv_heads(), hidden = config.sink_hidden();
   const bool random = prior.init != "zero";
   const double sink_std = prior.sink_init_scale;
   const auto declare = [&](const char* name, std::vector<std::int64_t> shape, Initial initial) {
@@ -211,10 +212,10 @@ void declare_goat(const Config& config, const std::string& prefix, ParameterSet&
   const Initial fourier{.std = random ? 1e-2 : 0.0};
   declare("alpha", {heads, prior.pos_rank}, fourier);
   declare("beta", {heads, prior.pos_rank}, prior.init == "random" ? fourier : Initial{});
-  declare("bump", {heads}, {});
+  declare("bump", {kv_heads}, {});
   declare("sink.w1", {hidden, config.sink_features()}, {.std = sink_std});
   declare("sink.b1", {hidden}, {});
-  declare("sink.w2", {heads, hidden}, {.std = random ? sink_std : 0.0});
+  declare("sink.w2", {kv_heads, hidden}, {.std = random ? sink_std : 0.0});
   if (prior.learned_frequencies)
     declare("frequency", {prior.pos_rank}, {.values = fourier_frequencies(prior.pos_rank, prior.base)});
   if (prior.recency == "off") return;

@@ -26,8 +26,9 @@ class RopeLayer final : public PositionalLayer {
                     .fourier = table_,
                     .first_position = inputs.first_position});
   }
-  void backward(Device& device, const Tensor& dq, const Tensor& dk) override {
-    device.run(Rope{.q = turned(dq), .k = turned(dk), .fourier = table_, .backward = true});
+  void backward(Device& device, const AttentionGradients& gradients) override {
+    device.run(
+        Rope{.q = turned(gradients.dq), .k = turned(gradients.dk), .fourier = table_, .backward = true});
   }
 
  private:

@@ -6,6 +6,7 @@
 #include "train/config/config_keys.h"
 #include "train/config/counted.h"
 #include "train/config/mixture.h"
+#include "train/model/block_spec.h"
 #include "train/run/run_paths.h"
 
 namespace goat {
@@ -20,7 +21,9 @@ Config config_of(const FoundCheckpoint& checkpoint) {
 // The same config with explicit values instead of the zeros that mean "default". Then a zero and the value
 // that it stands for compare as equal.
 Config with_defaults(Config config) {
+  config.model.kv_heads = config.kv_heads();
   config.model.ff_width = config.ff_width();
+  config.model.bias = block_spec(config).biases ? "true" : "false";
   config.prior.lane_dim = config.lane_dim();
   config.prior.sink_hidden = config.sink_hidden();
   config.train.micro_batch = config.micro_batch();
