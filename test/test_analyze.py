@@ -24,6 +24,8 @@ VARIANTS = {
     "free": {"prior.recency": "free"},
     "softplus": {"prior.recency": "softplus", "prior.init": "alibi"},
     "off": {"prior.recency": "off", "prior.learned_frequencies": "true"},
+    "one head of keys": {"prior.recency": "free", "model.kv_heads": 1, "model.qk_norm": "true"},
+    "forget": {"model.attention": "goat+forget", "prior.recency": "free"},
 }
 
 
@@ -88,7 +90,7 @@ def test_curves_and_their_parts(analyzed):
         assert arrays["kappa"][layer] == pytest.approx(prior.relative, rel=1e-9, abs=1e-9)
         names = f"blocks.{layer}.attn.prior"
         assert arrays["sink_bump"][layer] == pytest.approx(
-            np.outer(tensors[f"{names}.bump"], np.arange(LENGTH) == 0)
+            np.outer(np.resize(tensors[f"{names}.bump"], HEADS), np.arange(LENGTH) == 0)
         )
         raw = tensors.get(f"{names}.slope", np.zeros(HEADS)).astype(np.float64)
         slope = np.logaddexp(0, raw) if config["prior"]["recency"] == "softplus" else raw
@@ -176,14 +178,18 @@ def expected_readings(config, tensors):
         block = f"blocks.{layer}"
         normed, _ = model.norm(f"{block}.norm1", x)
         q, k = (model.query_or_key(f"{block}.attn.{name}", normed)[0] for name in "qk")
+        k = np.repeat(k, HEADS // k.shape[2], axis=2)
         s = model.config.sigma * np.einsum("bihc,bjhc->hbij", q, k)
         log_prior = (
             model.prior(f"{block}.attn.prior", LENGTH)[0]
             if model.config.log_prior
             else np.zeros((HEADS, LENGTH, LENGTH))
         )
-        pi = softmax(np.where(causal, log_prior, -np.inf))[:, None]
-        p = softmax(np.where(causal, s + log_prior[:, None], -np.inf))
+        log_prior = log_prior[:, None]
+        if model.config.has("forget"):
+            log_prior = log_prior + model.forgotten(f"{block}.attn.forget", normed)[0].transpose(1, 0, 2, 3)
+        pi = softmax(np.where(causal, log_prior, -np.inf))
+        p = softmax(np.where(causal, s + log_prior, -np.inf))
         omega = np.where(causal, s, -np.inf).max(-1) - np.where(causal, s, np.inf).min(-1)
         readings.append(np.stack([omega, p[..., 0], p.max(-1), (p * recent).sum(-1)], axis=-1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -229,6 +235,16 @@ def test_a_model_without_a_learned_prior_has_only_the_signal(run_binary, tmp_pat
         analysis,
         np.load(out / "signal_vs_sink.npy"),
     )
+
+
+def test_what_is_forgotten_is_a_prior_of_each_text_alone(run_binary, tmp_path):
+    run, out = train(run_binary, tmp_path / "run", **{"model.attention": "forget"}), tmp_path / "out"
+    said = run_binary("analyze", "--checkpoint", run, "--length", LENGTH, "--out", out).stdout
+    assert "differs from text to text: no prior files" in said
+    config = tomllib.loads((run / "config.toml").read_text())
+    tensors = load_file(next(run.glob("checkpoints/*/model.safetensors")))
+    analysis = json.loads((out / "analysis.json").read_text())
+    check_readings(config, tensors, analysis, np.load(out / "signal_vs_sink.npy"))
 
 
 @pytest.mark.parametrize("attention", ["alibi", "alibi_learned+rope"])

@@ -233,6 +233,11 @@ TEST_CASE("config: values of the wrong type are refused") {
   check_mentions(refusal_of_setting("train.steps=4e9"),
                  {"--set train.steps=4e9", "is a float", "an integer"});
   Config config;
+  apply_toml(config, "[model]\nbias = false\n", "test");  // a word, which needs no quotes
+  CHECK(config.model.bias == "false");
+  apply_toml(config, "[model]\nbias = \"auto\"\n", "test");
+  CHECK(config.model.bias == "auto");
+  check_mentions(refusal_of_toml("[model]\nblock = true\n"), {"model.block = true is a boolean"});
   apply_toml(config, "[train]\nlr = 1\n", "test");  // an integer is a number
   CHECK(config.train.lr == 1);
 }
@@ -393,6 +398,9 @@ TEST_CASE("config: a sum of positional parts has one order, and parts that do no
                  {"goat and alibi both give each head a slope", "prior.recency to off", "leave out one"});
   check_mentions(refused("goat+alibi_learned", {"prior.recency=softplus"}), {"goat and alibi_learned"});
   CHECK(refused("sinusoidal+rope+alibi").empty());
+  CHECK(load_config("copy_mixture", {"model.attention=forget+goat"}).model.attention == "goat+forget");
+  for (const char* sum : {"forget", "rope+forget", "alibi+forget", "learned+forget", "goat+rope+forget"})
+    CHECK(refused(sum, {"prior.recency=free"}).empty());
 }
 
 TEST_CASE("config: learned positions take sequences of up to the training length, others take any") {
@@ -414,6 +422,11 @@ TEST_CASE("config: impossible combinations are refused with the keys, their valu
   };
   check_mentions(refused({"model.heads=3"}), {"model.width = 64", "model.heads = 3", "63 or 66"});
   check_mentions(refused({"model.heads=100"}), {"model.width = 64", "such as 100"});
+  check_mentions(refused({"model.kv_heads=3"}),
+                 {"model.heads = 2", "model.kv_heads = 3", "a divisor of it such as 2", "0 for as many"});
+  check_mentions(refused({"model.width=96", "model.heads=6", "prior.pos_rank=3", "model.kv_heads=4"}),
+                 {"model.heads = 6", "model.kv_heads = 4", "such as 3"});
+  CHECK(refused({"model.kv_heads=1"}).empty());
   check_mentions(refused({"prior.pos_rank=15"}),
                  {"model.width = 64", "model.heads = 2", "prior.pos_rank = 15", "at least 66", "at most 14"});
   CHECK(refused({"prior.pos_rank=14"}).empty());

@@ -114,8 +114,14 @@ TEST_CASE("alibi: without content, attention fades by its slopes: 1/16 and 1/256
       const goat::test::Operand out(*device, DType::f32, {1, length, heads, length}, "out"),
           lse(*device, DType::f32, {1, heads, length}, "lse");
       test.layer->forward(*device, {.q = zeros, .k = zeros, .scale = 1});
-      device->run(AttentionForward{
-          .out = out, .lse = lse, .q = zeros, .k = zeros, .v = v, .slope = test.layer->slope(), .scale = 1});
+      device->run(AttentionForward{.out = out,
+                                   .lse = lse,
+                                   .q = zeros,
+                                   .k = zeros,
+                                   .v = v,
+                                   .slope = test.layer->slope(),
+                                   .key_bias = {},
+                                   .scale = 1});
       const Values p = out.values();
       const double slopes[] = {1.0 / 16, 1.0 / 256};
       for (std::size_t i = 0; i < length; ++i)
@@ -291,4 +297,113 @@ TEST_CASE("learned: a pass or a generation beyond the training length is refused
     CHECK_NOTHROW(Generator(config, parameters, *device, {1, 2, 3}, 6, use_cache));
     CHECK_THROWS_AS(Generator(config, parameters, *device, {1, 2, 3}, 7, use_cache), ConfigError);
   }
+}
+
+namespace {
+// Sets the gates' parameters of every layer.
+void set_gates(const ParameterSet& parameters, Device& device, float weight, const std::vector<float>& bias) {
+  for (const StoredTensor& tensor : parameters.stored()) {
+    const auto elements = static_cast<std::size_t>(tensor.layout.elements());
+    if (tensor.name.ends_with(".forget.weight"))
+      parameters.write(device, tensor, std::vector<float>(elements, weight));
+    if (tensor.name.ends_with(".forget.bias")) parameters.write(device, tensor, bias);
+  }
+}
+}  // namespace
+
+TEST_CASE("forget: the key bias grows by -log sigmoid of each token's gate, with a KV cache as without") {
+  constexpr std::int64_t length = 5, width = 24;
+  for (const std::string& name : goat::test::device_names()) {
+    INFO(name);
+    const auto device = open_device(name);
+    TestPart test(config_of("forget"), *device, {1, length}),
+        cached(config_of("forget"), *device, {1, 1, length});
+    for (const TestPart* part : {&test, &cached}) set_gates(part->parameters, *device, 0.5f, {0.25f, -1.0f});
+    Rng rng(3);
+    const Values x = random_values(rng, length * width);
+    const auto input = goat::test::Operand::of(*device, x, {length, width}, "x");
+    test.layer->forward(*device, {.x = input});
+    const Values got = goat::test::values_of(*device, test.layer->key_bias());
+    Values want;
+    for (const double bias : {0.25, -1.0}) {
+      double sum = 0;
+      for (std::int64_t t = 0; t < length; ++t) {
+        double gate = bias;
+        for (std::int64_t c = 0; c < width; ++c) gate += 0.5 * x[static_cast<std::size_t>(t * width + c)];
+        want.push_back(sum += std::log1p(std::exp(-gate)));
+      }
+    }
+    REQUIRE(got.size() == want.size());
+    for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == Approx(want[i]).epsilon(1e-5));
+
+    const goat::test::Operand all(*device, DType::f64, {1, 2, length}, "key_bias");
+    for (std::int64_t t = 0; t < length; ++t) {
+      const Values one(x.begin() + t * width, x.begin() + (t + 1) * width);
+      const auto token = goat::test::Operand::of(*device, one, {1, width}, "x");
+      cached.layer->forward(*device, {.x = token, .cached_key_bias = all, .first_position = t});
+    }
+    const Values by_token = all.values();
+    for (std::size_t i = 0; i < want.size(); ++i) CHECK(by_token[i] == Approx(got[i]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("forget: gates that are the same for every token are slopes, alibi's where they are its") {
+  for (const std::string& name : goat::test::device_names()) {
+    INFO(name);
+    const auto device = open_device(name);
+    const auto losses = [&](const char* attention, const std::vector<float>& gates) {
+      return initial_losses(config_of(attention), *device, 40, [&](const ParameterSet& parameters) {
+        if (!gates.empty()) set_gates(parameters, *device, 0, gates);
+      });
+    };
+    const auto gate = [](double m) { return static_cast<float>(-std::log(std::expm1(m))); };
+    const std::vector<float> slopes = {gate(1.0 / 16), gate(1.0 / 256)};  // log sigmoid(gate) = -slope
+    const Values alibi = losses("alibi", {}), none = losses("none", {}), as_alibi = losses("forget", slopes),
+                 kept = losses("forget", {1e4f, 1e4f});
+    for (std::size_t t = 0; t < alibi.size(); ++t) {
+      CHECK(as_alibi[t] == Approx(alibi[t]).epsilon(1e-6));
+      CHECK(kept[t] == Approx(none[t]).epsilon(1e-6));
+    }
+    CHECK(losses("forget", {}) != none);
+    CHECK(losses("alibi+forget", slopes) != as_alibi);
+  }
+}
+
+TEST_CASE("forget: gates begin near remembering; their weights are f32 and decayed, their biases are not") {
+  const Config config = config_of("goat+forget", {"model.width=96", "model.ff_width=8"});
+  const auto device = open_device("cpu");
+  ParameterSet parameters(DType::bf16);
+  MemoryPlan memory;
+  declare_parameters(config, parameters);
+  parameters.plan(memory, false);
+  memory.allocate(*device);
+  parameters.bind();
+  parameters.initialize(*device, 1);
+  const Parameter &weight = parameters.at("blocks.1.attn.forget.weight"),
+                  &bias = parameters.at("blocks.1.attn.forget.bias");
+  for (const Parameter* gate : {&weight, &bias}) CHECK(gate->value.dtype == DType::f32);
+  CHECK(weight.value.shape_text() == "[2, 96]");
+  CHECK(goat::test::values_of(*device, bias.value) == Values{2, 2});
+  double squares = 0;
+  for (const double value : goat::test::values_of(*device, weight.value)) squares += value * value;
+  CHECK(std::sqrt(squares / (2 * 96)) == Approx(0.02).epsilon(0.2));
+  std::int64_t decayed = 0;  // in f32: the weights of the two layers, each padded to a multiple of 64
+  for (const ParameterSet::Group& group : parameters.groups())
+    if (group.dtype == DType::f32 && group.decay) decayed = group.elements;
+  CHECK(decayed == 2 * 2 * 96);
+}
+
+TEST_CASE("forget: where blocks are recomputed, the layers share the memory of their gates") {
+  const auto bytes = [](const char* attention, const char* recompute) {
+    const Config config = config_of(attention, {std::string("model.recompute=") + recompute});
+    ParameterSet parameters;
+    declare_parameters(config, parameters);
+    MemoryPlan memory;
+    const Model model(config, open_device("cpu")->info(), {2, 9}, true, parameters, memory);
+    return memory.bytes(MemoryCategory::activations);
+  };
+  const std::size_t of_two_layers = bytes("goat+forget", "none") - bytes("goat", "none"),
+                    shared = bytes("goat+forget", "block") - bytes("goat", "block");
+  CHECK(shared >= 2 * 9 * 2 * (4 + 8));
+  CHECK(of_two_layers == 2 * shared);
 }

@@ -262,11 +262,17 @@ class RandomTokens final : public TokenSource {
   }
 };
 
+Config tiny_config(const std::vector<std::string>& settings = {}) {
+  std::vector<std::string> all = {"model.layers=2", "model.heads=2", "model.width=24", "model.vocab=11",
+                                  "prior.pos_rank=2"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return load_config("copy_mixture", all);
+}
+
 // Parameters of a tiny model on a device; q projections are zero unless `content`.
 struct TinyModel {
-  TinyModel(Device& device, std::uint64_t seed, bool content)
-      : config(load_config("copy_mixture", {"model.layers=2", "model.heads=2", "model.width=24",
-                                            "model.vocab=11", "prior.pos_rank=2"})) {
+  TinyModel(Device& device, std::uint64_t seed, bool content, const Config& chosen = tiny_config())
+      : config(chosen) {
     declare_parameters(config, parameters);
     parameters.plan(memory, false);
     memory.allocate(device);
@@ -323,5 +329,70 @@ TEST_CASE(
       CHECK(loud.theorem1_keys[n] == sequences * length * (length + 1) / 2);
       CHECK(loud.theorem1_violations[n] == 0);
     }
+  }
+}
+
+namespace {
+// Readings of three sequences of 13 tokens, without a prior.
+ProbeReadings readings_of(const TinyModel& model, Device& device) {
+  constexpr std::int64_t length = 13, sequences = 3;
+  const PriorCurves uniform(1, 1, length);
+  std::vector<double> log_keys;
+  for (std::int64_t i = 1; i <= length; ++i) log_keys.push_back(std::log(static_cast<double>(i)));
+  const auto heads = static_cast<std::size_t>(model.config.model.layers * model.config.model.heads);
+  const std::vector<NormalisedPrior> priors(heads, {uniform.log_prior(0, 0), log_keys});
+  RandomTokens source;
+  return probe_attention(model.config, model.parameters, device, source, sequences, priors);
+}
+}  // namespace
+
+TEST_CASE("attention probe: heads of queries that share a head of keys read it, normed or not") {
+  for (const std::string& name : goat::test::device_names())
+    for (const char* qk_norm : {"model.qk_norm=false", "model.qk_norm=true"}) {
+      INFO("device " << name << ", " << qk_norm);
+      const auto device = open_device(name);
+      const std::uint64_t seed = fresh_seed();
+      const std::vector<std::string> four = {"model.attention=none", "model.heads=4", "model.width=48",
+                                             qk_norm};
+      std::vector<std::string> two_of_keys = four;
+      two_of_keys.emplace_back("model.kv_heads=2");
+      const TinyModel shared(*device, seed, true, tiny_config(two_of_keys)),
+          apart(*device, seed, true, tiny_config(four));
+      for (std::size_t n = 0; n < apart.parameters.stored().size(); ++n) {
+        const StoredTensor& tensor = apart.parameters.stored()[n];
+        const std::vector<float> rows = shared.parameters.read(*device, shared.parameters.stored()[n]);
+        std::vector<float> values;
+        const auto all = static_cast<std::size_t>(tensor.layout.elements()), half = rows.size() / 2;
+        for (std::size_t i = 0; i < all; ++i)  // each head's rows twice, where there are half as many
+          values.push_back(rows[rows.size() == all ? i : i / (2 * half) * half + i % half]);
+        apart.parameters.write(*device, tensor, values);
+      }
+      const ProbeReadings got = readings_of(shared, *device), want = readings_of(apart, *device);
+      CHECK(got.mean(0, 0, 0, 1) > 0.01);
+      for (std::size_t i = 0; i < want.values.size(); ++i)
+        CHECK(got.values[i] == Approx(want.values[i]).epsilon(1e-4).margin(1e-5));
+    }
+}
+
+TEST_CASE("attention probe: what the gates forget is part of the prior of a query") {
+  for (const std::string& name : goat::test::device_names()) {
+    INFO("device " << name);
+    const auto device = open_device(name);
+    const TinyModel model(*device, 5, false, tiny_config({"model.attention=forget"}));
+    for (const StoredTensor& tensor : model.parameters.stored())
+      if (tensor.name.find(".forget.") != std::string::npos)
+        model.parameters.write(*device, tensor,
+                               std::vector<float>(static_cast<std::size_t>(tensor.layout.elements()),
+                                                  tensor.name.ends_with("bias") ? 1.0f : 0.0f));
+    const ProbeReadings readings = readings_of(model, *device);
+    const double kept = 1 / (1 + std::exp(-1.0));
+    for (std::size_t n = 0; n < readings.values.size(); n += 4) {
+      const auto i = static_cast<double>(n / 4 % 13);
+      CHECK(readings.values[n] == 0);
+      CHECK(readings.values[n + 1] ==
+            Approx(std::pow(kept, i) * (1 - kept) / (1 - std::pow(kept, i + 1))).epsilon(1e-5));
+      CHECK(readings.values[n + 2] == Approx((1 - kept) / (1 - std::pow(kept, i + 1))).epsilon(1e-5));
+    }
+    for (const std::int64_t violations : readings.theorem1_violations) CHECK(violations == 0);
   }
 }

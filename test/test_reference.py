@@ -31,6 +31,20 @@ VARIANTS = {
     "sinusoidal": SLOWLY | {"model.attention": "sinusoidal"},
     "learned": SLOWLY | {"model.attention": "learned"},
     "goat+rope, in part": {"model.attention": "rope+goat", "model.rope_fraction": 0.5, "model.rope_base": 20},
+    "forget": SLOWLY | {"model.attention": "forget"},
+    "goat+forget": {"model.attention": "goat+forget"},
+    "goat, one head of keys": {"model.kv_heads": 1},
+    "goat, without biases": {"model.bias": "false", "model.norm_eps": 0.01},
+    "llama, goat+rope+forget, two heads of keys for four, normed, biases": {
+        "model.block": "llama",
+        "model.attention": "goat+rope+forget",
+        "model.heads": 4,
+        "model.width": 48,
+        "model.kv_heads": 2,
+        "model.qk_norm": "true",
+        "model.bias": "true",
+    },
+    "llama, rope, normed": {"model.block": "llama", "model.attention": "rope", "model.qk_norm": "true"},
     "llama, goat": {"model.block": "llama", "model.ff_width": 40},
     "llama, rope": {"model.block": "llama", "model.attention": "rope"},
     "llama, rope, untied": UNTIED | {"model.block": "llama", "model.attention": "rope"},
@@ -123,10 +137,10 @@ def random_model(rng, **options):
     learned = options.pop("learned_frequencies", False)
     small = dict(layers=2, heads=3, width=36, attention="goat", train_length=9, pos_rank=3, abs_rank=2)
     config = ModelConfig(**small | options)
-    width, content = config.width, config.heads * config.content_dim
+    width, content, key_heads = config.width, config.content_dim, config.key_heads
     linear = {
-        **{"attn.q": (content, width), "attn.k": (content, width)},
-        **{"attn.v": (width, width), "attn.o": (width, width)},
+        **{"attn.q": (config.heads * content, width), "attn.k": (key_heads * content, width)},
+        **{"attn.v": (key_heads * config.head_dim, width), "attn.o": (width, width)},
         **{"mlp.up": (FF_WIDTH, width), "mlp.down": (width, FF_WIDTH)},
     }
     if config.block == "llama":
@@ -141,12 +155,18 @@ def random_model(rng, **options):
         shapes |= {f"{block}.{norm}.weight": (width,) for norm in ("norm1", "norm2")}
         if config.has("alibi_learned"):
             shapes[f"{block}.attn.prior.slope"] = (config.heads,)
+        if config.has("forget"):
+            shapes |= {f"{block}.attn.forget.weight": (config.heads, width)}
+            shapes |= {f"{block}.attn.forget.bias": (config.heads,)}
+        if config.qk_norm:
+            shapes |= {f"{block}.attn.{name}_norm.weight": (content,) for name in "qk"}
         if config.has("goat"):
             prior = prior_shapes(config, learned)
             shapes |= {f"{block}.attn.prior.{name}": shape for name, shape in prior.items()}
-    if config.block == "gpt":
-        for name in [name for name in shapes if name.endswith(".weight")]:
-            if name not in ("embedding.weight", "head.weight", "position_embedding.weight"):
+    biased = tuple(linear) + (("norm", "norm1", "norm2") if config.block == "gpt" else ())
+    if config.biases:
+        for name in [name for name in shapes if name.removesuffix(".weight").endswith(biased)]:
+            if not name.endswith(("q_norm.weight", "k_norm.weight")):
                 shapes[name.removesuffix("weight") + "bias"] = shapes[name][:1]
     values = {name: rng.normal(size=shape) / np.sqrt(shape[-1]) for name, shape in shapes.items()}
     return Model(config, values)
@@ -154,8 +174,8 @@ def random_model(rng, **options):
 
 def prior_shapes(config, learned):
     heads, rank, features = config.heads, config.pos_rank, 2 * config.abs_rank + 2
-    shapes = {"alpha": (heads, rank), "beta": (heads, rank), "bump": (heads,)}
-    shapes |= {"sink.w1": (5, features), "sink.b1": (5,), "sink.w2": (heads, 5)}
+    shapes = {"alpha": (heads, rank), "beta": (heads, rank), "bump": (config.key_heads,)}
+    shapes |= {"sink.w1": (5, features), "sink.b1": (5,), "sink.w2": (config.key_heads, 5)}
     shapes |= {"slope": (heads,)} if config.recency != "off" else {}
     return shapes | ({"frequency": (rank,)} if learned else {})
 
@@ -173,6 +193,10 @@ def prior_shapes(config, learned):
         {"attention": "alibi_learned"},
         {"attention": "goat+rope+learned", "rope_fraction": 0.5},
         {"attention": "goat+rope_pi+alibi+sinusoidal", "recency": "off", "train_length": 4},
+        {"kv_heads": 1, "bias": "false", "norm_eps": 0.1},
+        {"attention": "forget"},
+        {"attention": "goat+rope+forget", "heads": 4, "width": 48, "kv_heads": 2, "qk_norm": True},
+        {"block": "llama", "attention": "alibi+forget", "bias": "true", "qk_norm": True},
         {"block": "llama"},
         {"block": "llama", "attention": "rope", "tied": False},
         {"block": "llama", "attention": "none"},

@@ -9,6 +9,8 @@ of the two is what test_reference.py asserts.
     K_ij = sum_r [ alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j)) ] + u(j)
     u(j) = lambda j + g(phi(j)) + b [j == 0]
 
+With "forget" z_ij also has F_ij = sum over l = j+1 .. i of log sigmoid(gate_l).
+
 A layer is a function that returns its output and a closure `backward`, which takes the gradient of that
 output, adds the gradients of the layer's parameters to `Model.grads`, and returns the gradient of the layer's
 input.
@@ -18,11 +20,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-NORM_EPS = 1e-5  # of LayerNorm and of RMSNorm
 DECAYED = (
     ".embedding.weight",
     ".head.weight",
-    *(f".attn.{name}.weight" for name in "qkvo"),
+    *(f".attn.{name}.weight" for name in (*"qkvo", "forget")),
     *(f".mlp.{name}.weight" for name in ("gate", "up", "down")),
 )
 
@@ -35,7 +36,11 @@ class ModelConfig:
     attention: str  # "none", or a sum of parts such as "goat+rope"
     train_length: int  # L_train
     block: str = "gpt"  # or "llama"
+    kv_heads: int = 0  # H_k; 0: heads
     tied: bool = True
+    bias: str = "auto"  # or "true" or "false"
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
     rope_base: float = 10000.0
     rope_fraction: float = 1.0
     attn_scale: str = "rsqrt"  # or "none"
@@ -75,9 +80,13 @@ class ModelConfig:
         return self.content_dim**-0.5 if self.attn_scale == "rsqrt" else 1.0
 
     @property
+    def key_heads(self):
+        return self.kv_heads or self.heads
+
+    @property
     def biases(self):
-        """Whether linear layers and norms add one."""
-        return self.block == "gpt"
+        """Whether linear layers and LayerNorm add one."""
+        return self.block == "gpt" if self.bias == "auto" else self.bias == "true"
 
     @property
     def head(self):
@@ -133,6 +142,13 @@ def softmax(z):
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
+
+
+def sum_of_groups(x, groups, axis):
+    """The sums over equally many neighbours along the axis: [.., H, ..] -> [.., groups, ..]"""
+    shape = list(x.shape)
+    shape[axis : axis + 1] = [groups, shape[axis] // groups]
+    return x.reshape(shape).sum(axis=axis + 1)
 
 
 class Model:
@@ -216,52 +232,65 @@ class Model:
         active, slope = silu(gate)
         return active * up, lambda dy: gate_backward(dy * up * slope) + up_backward(dy * active)
 
-    def linear(self, name, x):
-        weight = self.params[f"{name}.weight"]
+    def linear(self, name, x, always_bias=False):
+        weight, bias = self.params[f"{name}.weight"], self.config.biases or always_bias
 
         def backward(dy):
             self.grads[f"{name}.weight"] += np.einsum("bto,bti->oi", dy, x)
-            self.bias_backward(name, dy)
+            self.bias_backward(name, dy, bias)
             return dy @ weight
 
-        return self.add_bias(name, x @ weight.T), backward
+        return self.add_bias(name, x @ weight.T, bias), backward
 
     def norm(self, name, x):
-        """LayerNorm with the biased variance. In llama blocks RMSNorm, which does not subtract the mean."""
+        """LayerNorm with the biased variance. In llama blocks RMSNorm, which does not subtract the mean and
+        has no bias."""
+        if self.config.block == "llama":
+            return self.rms_norm(name, x)
+        y, rms_backward = self.rms_norm(name, x - x.mean(axis=-1, keepdims=True))
+
+        def backward(dy):
+            self.bias_backward(name, dy, self.config.biases)
+            dx = rms_backward(dy)
+            return dx - dx.mean(axis=-1, keepdims=True)
+
+        return self.add_bias(name, y, self.config.biases), backward
+
+    def rms_norm(self, name, x):
+        """Over the last axis."""
         weight = self.params[f"{name}.weight"]
-        centred = self.config.block == "gpt"
-        if centred:
-            x = x - x.mean(axis=-1, keepdims=True)
-        rstd = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + NORM_EPS)
+        rstd = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
         unit = x * rstd
 
         def backward(dy):
-            self.grads[f"{name}.weight"] += (dy * unit).sum(axis=(0, 1))
-            self.bias_backward(name, dy)
+            self.grads[f"{name}.weight"] += (dy * unit).sum(axis=tuple(range(x.ndim - 1)))
             dunit = dy * weight
-            dx = rstd * (dunit - unit * (dunit * unit).mean(axis=-1, keepdims=True))
-            return dx - dx.mean(axis=-1, keepdims=True) if centred else dx
+            return rstd * (dunit - unit * (dunit * unit).mean(axis=-1, keepdims=True))
 
-        return self.add_bias(name, unit * weight), backward
+        return unit * weight, backward
 
-    def add_bias(self, name, y):
-        return y + self.params[f"{name}.bias"] if self.config.biases else y
+    def add_bias(self, name, y, bias):
+        return y + self.params[f"{name}.bias"] if bias else y
 
-    def bias_backward(self, name, dy):
-        if self.config.biases:
+    def bias_backward(self, name, dy, bias):
+        if bias:
             self.grads[f"{name}.bias"] += dy.sum(axis=(0, 1))
 
     def attention(self, name, x):
         batch, length, width = x.shape
-        sigma = self.config.sigma
+        sigma, heads, key_heads = self.config.sigma, self.config.heads, self.config.key_heads
         q, q_backward = self.query_or_key(f"{name}.q", x)
         k, k_backward = self.query_or_key(f"{name}.k", x)
         v, v_backward = self.head_vectors(f"{name}.v", x)
+        k, v = (np.repeat(y, heads // key_heads, axis=2) for y in (k, v))
 
         logits = sigma * np.einsum("bihc,bjhc->bhij", q, k)
         if self.config.log_prior:
             log_prior, prior_backward = self.prior(f"{name}.prior", length)
             logits = logits + log_prior
+        if self.config.has("forget"):
+            forgotten, forget_backward = self.forgotten(f"{name}.forget", x)
+            logits = logits + forgotten
         causal = np.tri(length, dtype=bool)
         p = softmax(np.where(causal, logits, -np.inf))
         out = np.einsum("bhij,bjhd->bihd", p, v).reshape(batch, length, width)
@@ -276,18 +305,40 @@ class Model:
             dq = sigma * np.einsum("bhij,bjhc->bihc", dz, k)
             dk = sigma * np.einsum("bhij,bihc->bjhc", dz, q)
             dv = np.einsum("bhij,bihd->bjhd", p, dout)
-            return q_backward(dq) + k_backward(dk) + v_backward(dv)
+            dk, dv = (sum_of_groups(gradient, key_heads, axis=2) for gradient in (dk, dv))
+            dx = q_backward(dq) + k_backward(dk) + v_backward(dv)
+            return dx + forget_backward(dz) if self.config.has("forget") else dx
 
         return y, backward
 
+    def forgotten(self, name, x):
+        """F [B, H, T, T], F_ij = sum over l = j+1 .. i of log sigmoid(gate_l); any number where j > i."""
+        gate, gate_backward = self.linear(name, x, always_bias=True)
+        kept = np.cumsum(-np.logaddexp(0, -gate), axis=1).transpose(0, 2, 1)  # [B, H, T], over l <= t
+
+        def backward(dforgotten):
+            dkept = dforgotten.sum(axis=-1) - dforgotten.sum(axis=-2)
+            dlog = np.flip(np.cumsum(np.flip(dkept, axis=-1), axis=-1), axis=-1)  # over t >= l
+            return gate_backward(dlog.transpose(0, 2, 1) * sigmoid(-gate))
+
+        return kept[:, :, :, None] - kept[:, :, None, :], backward
+
     def head_vectors(self, name, x):
-        """A projection [B, T, H, d] of x."""
+        """A projection of x: [B, T, H, d] to q, [B, T, H_k, d] to k and v."""
+        heads = self.config.heads if name.endswith(".q") else self.config.key_heads
         y, backward = self.linear(name, x)
-        return y.reshape(*x.shape[:2], self.config.heads, -1), lambda dy: backward(dy.reshape(y.shape))
+        return y.reshape(*x.shape[:2], heads, -1), lambda dy: backward(dy.reshape(y.shape))
 
     def query_or_key(self, name, x):
-        """A projection to q or k. With rope a rotation of its first coordinates by the position follows."""
+        """A projection to q or k. With qk_norm the norm of each head's vector follows, and with rope a
+        rotation of its first coordinates by the position."""
         y, backward = self.head_vectors(name, x)
+        if self.config.qk_norm:
+            y, norm_backward = self.rms_norm(f"{name}_norm", y)
+            return self.turned(y, lambda dy: backward(norm_backward(dy)))
+        return self.turned(y, backward)
+
+    def turned(self, y, backward):
         half, length = self.config.rope_dim // 2, y.shape[1]
         if half == 0:
             return y, backward
@@ -296,10 +347,10 @@ class Model:
             position *= (self.config.train_length - 1) / (length - 1)
         angle = np.outer(position, self.config.rope_base ** -(np.arange(half) / half))
 
-        def turned(z, angle):
+        def turn(z, angle):
             return np.concatenate([rotated(z[..., : 2 * half], angle), z[..., 2 * half :]], axis=-1)
 
-        return turned(y, angle), lambda dy: backward(turned(dy, -angle))
+        return turn(y, angle), lambda dy: backward(turn(dy, -angle))
 
     def prior(self, name, length):
         """The log-prior K [H, T, T]. backward takes dK (zero above the diagonal) and has nothing to
@@ -311,10 +362,11 @@ class Model:
             return log_prior, lambda dlog_prior: slopes_backward(dlog_prior.sum(axis=1) @ position)
         relative, relative_backward = self.relative_prior(name, length)
         key_bias, key_bias_backward = self.key_bias(name, length)
+        key_bias = np.repeat(key_bias, self.config.heads // self.config.key_heads, axis=0)
 
         def backward(dlog_prior):
             relative_backward(dlog_prior)
-            key_bias_backward(dlog_prior.sum(axis=1))
+            key_bias_backward(sum_of_groups(dlog_prior.sum(axis=1), self.config.key_heads, axis=0))
             slopes_backward(dlog_prior.sum(axis=1) @ position)
 
         return log_prior + relative + key_bias[:, None, :], backward
@@ -353,7 +405,7 @@ class Model:
         return np.einsum("hr,rij->hij", alpha, cos) + np.einsum("hr,rij->hij", beta, sin), backward
 
     def key_bias(self, name, length):
-        """[H, T] = g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a bias."""
+        """[H_k, T] = g(phi(j)) + b [j == 0], where g is Linear -> SiLU -> Linear without a bias."""
         params = {key: self.params[f"{name}.{key}"] for key in ("sink.w1", "sink.b1", "sink.w2", "bump")}
         phi = sink_features(length, self.config)
         hidden, hidden_slope = silu(phi @ params["sink.w1"].T + params["sink.b1"])

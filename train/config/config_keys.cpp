@@ -34,9 +34,10 @@ std::vector<Key> config_keys(Config& c) {
       {"model.qk_norm", FlagKey{&c.model.qk_norm}, same_model,
        "RMSNorm of each head's q and k, before positions are applied"},
       {"model.attention",
-       TextKey{&c.model.attention,
-               {"goat", "rope", "rope_pi", "alibi", "alibi_learned", "sinusoidal", "learned", "none"},
-               true},
+       TextKey{
+           &c.model.attention,
+           {"goat", "rope", "rope_pi", "alibi", "alibi_learned", "forget", "sinusoidal", "learned", "none"},
+           true},
        same_model, "how the model learns of positions"},
       {"model.rope_base", NumberKey{&c.model.rope_base, 1, 1e12}, same_model,
        "rope: frequencies are base^(-2r/d), d the dimensions that it turns"},

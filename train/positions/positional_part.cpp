@@ -5,6 +5,7 @@
 
 #include "train/positions/absolute_part.h"
 #include "train/positions/alibi_part.h"
+#include "train/positions/forget_part.h"
 #include "train/positions/goat_part.h"
 #include "train/positions/rope_part.h"
 
@@ -19,6 +20,7 @@ constexpr PositionalKind kinds[] = {
     {"rope_pi", nullptr, make_rope_pi},
     {"alibi", nullptr, make_alibi},
     {"alibi_learned", declare_learned_alibi, make_learned_alibi},
+    {"forget", declare_forget, make_forget},
 };
 }  // namespace
 
