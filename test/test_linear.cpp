@@ -70,6 +70,54 @@ TEST_CASE("linear forward: matches float64 at odd shapes, with and without bias"
   }
 }
 
+TEST_CASE("linear forward: few rows match float64 at odd widths, with and without bias") {
+  const auto seed = fresh_seed();
+  Rng rng(seed);
+  for (const auto& [name, dtype] : variants()) {
+    const auto device = open_tested(name);
+    for (const std::int64_t tokens : {1, 2, 3, 4, 5})
+      for (const auto& [in, columns] : {std::pair<std::int64_t, std::int64_t>{15, 4},
+                                        {16, 5},
+                                        {31, 18},
+                                        {33, 7},
+                                        {128, 131},
+                                        {143, 129}}) {
+        INFO("device " << name << ", " << name_of(dtype) << ", seed " << seed << ", N " << tokens << ", I "
+                       << in << ", O " << columns);
+        const Shape s{tokens, in, columns};
+        const auto x = Operand::normal(*device, rng, {tokens, in}, "x", 1, dtype),
+                   weight = Operand::normal(*device, rng, {columns, in}, "weight", 1, dtype),
+                   bias = Operand::normal(*device, rng, {columns}, "bias", 1, dtype);
+        for (const bool biased : {true, false}) {
+          const Operand out(*device, dtype, {tokens, columns}, "out");
+          device->run(LinearForward{out, x, weight, biased ? bias.tensor() : Tensor{}});
+          const Oracle want = forward(s, x.values(), weight.values(), biased ? bias.values() : Values{});
+          CHECK_MATCHES(dtype, out.values(), want.value, want.terms);
+        }
+      }
+  }
+}
+
+TEST_CASE(
+    "linear forward on the cpu: a row among few has the same bits alone and for every number of threads") {
+  const auto device = open_tested("cpu");
+  Rng rng(fresh_seed());
+  for (const auto& [in, columns] : {std::pair<std::int64_t, std::int64_t>{37, 5}, {150, 203}}) {
+    const auto x = Operand::normal(*device, rng, {4, in}, "x"),
+               weight = Operand::normal(*device, rng, {columns, in}, "weight"),
+               bias = Operand::normal(*device, rng, {columns}, "bias");
+    const auto rows = [&](std::int64_t first, std::int64_t count) {
+      const Operand out(*device, DType::f32, {count, columns}, "out");
+      device->run(LinearForward{out, x.tensor().slice(0, first, count), weight, bias});
+      return out.values();
+    };
+    const Values together = rows(0, 4);
+    for (std::int64_t row = 0; row < 4; ++row)
+      CHECK(rows(row, 1) == Values(together.begin() + row * columns, together.begin() + (row + 1) * columns));
+    check_schedules("cpu", [&] { return rows(1, 3); });
+  }
+}
+
 TEST_CASE("linear backward: the input's gradient matches float64 at odd shapes") {
   const auto seed = fresh_seed();
   Rng rng(seed);

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/few_rows.h"
 #include "kernels/cpu/simd.h"
 
 namespace goat {
@@ -96,6 +97,7 @@ SIMD_CLONES void add_column_sums(float* sums, const float* matrix, std::int64_t 
 // First every row of out is set to the bias, then the GEMM adds the product. This writes out once more than
 // without bias.
 void forward(const LinearForward& op, void* workspace) {
+  if (has_few_rows(op)) return few_rows(op);
   if (op.bias) {
     const float* bias = op.bias.as<float>();
     float* out = op.out.as<float>();

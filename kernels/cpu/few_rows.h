@@ -1,0 +1,15 @@
+// Matrix products of few rows: they take as long as reading the weight, which they do once.
+#pragma once
+
+#include "kernels/operations.h"
+
+namespace goat {
+
+// Whether few_rows(op) is faster than a matrix library's product: 1 to 4 rows in fp32.
+bool has_few_rows(const LinearForward& op);
+
+// Computes the operation. The bits of a row of out depend neither on the other rows nor on the number of
+// threads.
+void few_rows(const LinearForward& op);
+
+}  // namespace goat
