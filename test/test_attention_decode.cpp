@@ -153,6 +153,52 @@ TEST_CASE("attention decode: matches float64 where heads share keys and values",
   });
 }
 
+TEST_CASE("attention decode: matches float64 at the borders of every number of pieces of keys",
+          "[attention]") {
+  for_each_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const Index t_k : {5, 63, 64, 65, 67, 128, 130, 193})
+      for (const Index t_q : {1, 2, 3, 4, 5})
+        for (const Index group : {1, 2, 3}) {
+          const bool causal = rng() % 4 != 0;
+          check_decoding(device, dtype,
+                         {1 + t_q % 2, t_q, t_k, 6, 20, 20, 0, causal, rng() % 2 == 0, dtype, group,
+                          causal && rng() % 2 == 0},
+                         rng);
+        }
+  });
+}
+
+TEST_CASE("attention decode: matches float64 where the rows of a head are neighbours", "[attention]") {
+  for_each_variant([](Device& device, DType dtype, Rng& rng) {
+    for (const Index t_q : {1, 3}) {
+      AttentionProblem problem =
+          random_problem({2, t_q, 150, 4, 24, 24, 0, true, true, dtype, 2, true}, dtype, rng);
+      DeviceAttention on_device(device, problem, 24, 0, dtype, Layout::heads_first);
+      on_device.forward();
+      const AttentionValues want = attention(problem);
+      if (dtype == DType::bf16)
+        CHECK_BF16(on_device.out.values(), want.out.value, want.out.terms, rounded_to(dtype, want.out.value));
+      else
+        CHECK_FP32(on_device.out.values(), want.out.value, want.out.terms);
+      CHECK_FP32(on_device.lse.values(), want.lse);
+    }
+  });
+}
+
+TEST_CASE("attention decode on the cpu: a key bias of millions costs no accuracy, whatever the query",
+          "[attention]") {
+  const auto device = open_tested("cpu");
+  Rng rng(fresh_seed());
+  AttentionProblem problem =
+      random_problem({1, 4, 200, 2, 16, 16, 0, true, false, DType::f32, 1, true}, DType::f32, rng);
+  for (double& bias : problem.key_bias) bias += 3e6;
+  Decoding decoding(*device, DType::f32, problem, 203);
+  decoding.run();
+  const AttentionValues want = attention(problem);
+  CHECK_FP32(decoding.out.values(), want.out.value, want.out.terms);
+  CHECK_FP32(decoding.lse.values(), want.lse);
+}
+
 TEST_CASE("attention decode: matches float64 with steep slopes and large logits", "[attention]") {
   for_each_variant([](Device& device, DType dtype, Rng& rng) {
     for (const double factor : {1.0, 8.0}) {

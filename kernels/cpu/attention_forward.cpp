@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/attention_decode.h"
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/cpu_device.h"
 
@@ -162,12 +163,14 @@ void attend_all_keys(const AttentionForward& op, Index b, Index h, Index first_q
 }  // namespace
 
 std::size_t CpuDevice::workspace(const AttentionForward& op) const {
+  if (decodes(op)) return decode_workspace(op);
   return Scratch::bytes(omp_get_max_threads(), ForwardTile::floats(op.q.shape[3]));
 }
 
 // Threads own query tiles. Tiles that see the most keys come first. Reads q and writes out once; reads k and
 // v once per query tile (from cache).
 void CpuDevice::launch(const AttentionForward& op) {
+  if (decodes(op)) return decode(op, workspace_.take(op));
   op.q.as<float>();  // throws for a wrong dtype here, not in a thread
   const Index heads = op.q.shape[2], tiles = tiles_of(op.q.shape[1], query_tile),
               items = op.q.shape[0] * heads * tiles;
