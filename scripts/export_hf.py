@@ -4,9 +4,10 @@
   export_hf.py RUN OUT                      the newest checkpoint, in fp32
   export_hf.py RUN OUT --dtype bf16 --checkpoint 8000
 
-A llama block with rope becomes a LlamaForCausalLM; every other model comes with modeling_goat.py and loads
-with trust_remote_code=True. RUN may also be a checkpoint's folder. OUT appears when it is complete. Exit
-codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data.
+A llama block with rope becomes a LlamaForCausalLM, a gpt block with learned positions a GPT2LMHeadModel;
+every other model comes with modeling_goat.py and loads with trust_remote_code=True. RUN may also be a
+checkpoint's folder. OUT appears when it is complete. Exit codes: 0 done, 1 failure (disk, memory,
+interrupted, missing package), 2 wrong use, 3 bad data.
 """
 
 import argparse
@@ -26,22 +27,28 @@ KEYS = {
               "recency": str, "learned_frequencies": bool, "sink_hidden": int},
     "data": {"source": str, "train": str, "mixture": str, "seq_len": int, "block": str, "bos": int},
 }  # fmt: skip
-# Keys of [model] that an export takes at these values alone; older runs lack them.
-UNMAPPED = {"kv_heads": 0, "bias": "auto", "norm_eps": 1e-5, "qk_norm": False}
+# The keys of [model] that say how, not what, a model computes.
+NOT_OF_THE_FUNCTION = {"precision", "tf32", "epilogue", "recompute"}
 
 
 def config_of(checkpoint):
-    """The run's config by section and key. Raises DataError where a key is missing."""
+    """The run's config by section and key. Raises DataError where a key is missing, or unknown in [model]."""
+    from hf_models import LATER_KEYS
+
     config = {
         section: {key: checkpoint.value(f"{section}.{key}", kind) for key, kind in keys.items()}
         for section, keys in KEYS.items()
     }
-    in_part = "rope_fraction" in checkpoint.config["model"]  # older runs turn every dimension
-    config["model"]["rope_fraction"] = checkpoint.value("model.rope_fraction", float) if in_part else 1.0
-    for key, default in UNMAPPED.items():
-        if checkpoint.config["model"].get(key, default) != default:
-            value = checkpoint.config["model"][key]
-            raise console.DataError(f"model.{key} = {value} cannot be exported: only {default} is mapped")
+    model = checkpoint.config["model"]
+    for key, default in LATER_KEYS.items():
+        stored = checkpoint.value(f"model.{key}", type(default)) if key in model else default
+        config["model"][key] = stored
+    unknown = sorted(set(model) - set(config["model"]) - NOT_OF_THE_FUNCTION)
+    if unknown:
+        raise console.DataError(
+            f"{checkpoint.folder}: config: model.{unknown[0]} is not known to this export_hf.py; take the "
+            "one of the program that trained the run"
+        )
     return config
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+from hf_models import head_dims, parts, rope_dim
 from run_reader import is_count
 
 
@@ -27,11 +28,12 @@ def model_rows(config, parameters):
     yield "vocabulary", f"{model['vocab']:,}{'' if model['tied'] else ', a head of its own'}"
     yield "parameters", f"{parameters:,}"
     yield "training length", f"{config['data']['seq_len']:,} tokens"
-    if model["attention"] == "goat":
+    if "goat" in parts(config):
         modes = f"R = {prior['pos_rank']}, M = {prior['abs_rank']}"
         yield "prior", f"{modes}, slope `{prior['recency']}`"
-    if model["attention"] == "rope":
-        yield "rope base", f"{model['rope_base']:g}"
+    if {"rope", "rope_pi"} & set(parts(config)):
+        turned, content = rope_dim(config), head_dims(config)[0]
+        yield "rope", f"base {model['rope_base']:g}, {turned} of the {content} dimensions of a head"
 
 
 def training_rows(config, step, state):

@@ -2,18 +2,22 @@
 is which. One table serves both directions, export and import.
 
 A run's config is a dict of sections, as in config.toml. LlamaForCausalLM computes what a llama block with
-rope computes, GPT2LMHeadModel a gpt block with a learned table of positions; every other model has
-modeling_goat.py.
+rope computes, GPT2LMHeadModel a gpt block with learned positions; every other model has modeling_goat.py.
 """
 
+import math
 from dataclasses import dataclass
 
 from console import DataError
 
 NORM_EPS = 1e-5
-POSITION_TABLE = "position_embedding.weight"  # with model.attention = "learned"
-# What the program's model.attention can be. "learned" is mapped here, and waits for the program.
-ATTENTIONS = ("goat", "rope", "none")
+POSITION_TABLE = "position_embedding.weight"  # with "learned" in model.attention
+# Keys of [model] that older runs lack, and what these computed with.
+LATER_KEYS = {"rope_fraction": 1.0, "norm_eps": NORM_EPS, "bias": "auto", "qk_norm": False, "kv_heads": 0}
+# Those of them that the program does not have yet: a folder that needs one cannot be imported.
+AWAITED = ("norm_eps", "bias", "qk_norm", "kv_heads")
+# What model.attention can be a sum of, where it is not "none".
+PARTS = ("goat", "rope", "rope_pi", "alibi", "alibi_learned", "sinusoidal", "learned")
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,37 @@ class Mapped:
         return joined[::-1] if self.transposed else joined
 
 
+def later(config, key):
+    """The value of one of LATER_KEYS."""
+    return config["model"].get(key, LATER_KEYS[key])
+
+
+def key_heads(config):
+    """H_k, the heads of k and v, which groups of query heads share."""
+    return later(config, "kv_heads") or config["model"]["heads"]
+
+
+def parts(config):
+    """The parts of model.attention."""
+    attention = config["model"]["attention"]
+    return () if attention == "none" else tuple(attention.split("+"))
+
+
 def head_dims(config):
     """(d_c, d_h): dimensions of a head's q and k, and of its v."""
     model = config["model"]
     d_h = model["width"] // model["heads"]
-    if model["attention"] != "goat":
+    if "goat" not in parts(config):
         return d_h, d_h
     prior = config["prior"]
     return d_h - (prior["lane_dim"] or 2 * prior["pos_rank"] + 2), d_h
+
+
+def rope_dim(config):
+    """Dimensions of a head's q and k that rope turns, its first ones. Half a pair is rounded up."""
+    content = head_dims(config)[0]
+    pairs = math.floor(later(config, "rope_fraction") * content / 2 + 0.5)
+    return 2 * min(pairs, content // 2)
 
 
 def sink_hidden(config):
@@ -56,18 +83,17 @@ def tensor_shapes(config):
     shapes = {"embedding.weight": (vocab, width)}
     if not model["tied"]:
         shapes["head.weight"] = (vocab, width)
-    if model["attention"] == "learned":
+    if "learned" in parts(config):
         shapes[POSITION_TABLE] = (config["data"]["seq_len"], width)
-    content = model["heads"] * head_dims(config)[0]
-    linear = {f"attn.{name}": (content, width) for name in "qk"}
-    linear |= {f"attn.{name}": (width, width) for name in "vo"}
+    content, d_h = head_dims(config)
+    linear = {"attn.q": (model["heads"] * content, width), "attn.k": (key_heads(config) * content, width)}
+    linear |= {"attn.v": (key_heads(config) * d_h, width), "attn.o": (width, width)}
     linear |= {"mlp.gate": (ff, width)} if model["block"] == "llama" else {}
     linear |= {"mlp.up": (ff, width), "mlp.down": (width, ff)}
     for block in (f"blocks.{n}." for n in range(model["layers"])):
         for name, shape in ({"norm1": (width,), "norm2": (width,)} | linear).items():
             shapes |= weight_and_bias(block + name, shape, model["block"])
-        if model["attention"] == "goat":
-            shapes |= {f"{block}attn.prior.{name}": s for name, s in prior_shapes(config).items()}
+        shapes |= {f"{block}attn.prior.{name}": shape for name, shape in prior_shapes(config).items()}
     return shapes | weight_and_bias("final_norm", (width,), model["block"])
 
 
@@ -77,14 +103,19 @@ def weight_and_bias(name, shape, block):
 
 
 def prior_shapes(config):
+    """Of attn.prior.NAME: goat has all of them, alibi_learned the slope."""
     heads, prior, hidden = config["model"]["heads"], config["prior"], sink_hidden(config)
+    slope = {"slope": (heads,)}
+    learned = slope if "alibi_learned" in parts(config) else {}
+    if "goat" not in parts(config):
+        return learned
     shapes = {"alpha": (heads, prior["pos_rank"]), "beta": (heads, prior["pos_rank"]), "bump": (heads,)}
     shapes |= {
         "sink.w1": (hidden, 2 * prior["abs_rank"] + 2),
         "sink.b1": (hidden,),
         "sink.w2": (heads, hidden),
     }
-    shapes |= {"slope": (heads,)} if prior["recency"] != "off" else {}
+    shapes |= slope if prior["recency"] != "off" else learned
     return shapes | ({"frequency": (prior["pos_rank"],)} if prior["learned_frequencies"] else {})
 
 
@@ -92,6 +123,12 @@ def prior_settings(config):
     """What modeling_goat.py reads of [prior]."""
     kept = ("pos_rank", "abs_rank", "base", "abs_base", "recency", "learned_frequencies")
     return {name: config["prior"][name] for name in kept} | {"sink_hidden": sink_hidden(config)}
+
+
+def has_plain_layers(config):
+    """Whether there are the biases that the kind of block has, and no norms of q and k."""
+    own = {"gpt": "true", "llama": "false"}[config["model"]["block"]]
+    return later(config, "bias") in ("auto", own) and not later(config, "qk_norm")
 
 
 class Family:
@@ -125,7 +162,8 @@ class Llama(Family):
     @staticmethod
     def fits(config):
         model = config["model"]
-        return (model["block"], model["attention"], model["attn_scale"]) == ("llama", "rope", "rsqrt")
+        same = (model["block"], model["attention"], model["attn_scale"]) == ("llama", "rope", "rsqrt")
+        return same and has_plain_layers(config) and rope_dim(config) == head_dims(config)[0]
 
     @staticmethod
     def names():
@@ -149,11 +187,11 @@ class Llama(Family):
             "intermediate_size": model["ff_width"] or 4 * model["width"],
             "num_hidden_layers": model["layers"],
             "num_attention_heads": model["heads"],
-            "num_key_value_heads": model["heads"],
+            "num_key_value_heads": key_heads(config),
             "head_dim": model["width"] // model["heads"],
             "hidden_act": "silu",
             "max_position_embeddings": config["data"]["seq_len"],
-            "rms_norm_eps": NORM_EPS,
+            "rms_norm_eps": later(config, "norm_eps"),
             "rope_theta": float(model["rope_base"]),
             "tie_word_embeddings": model["tied"],
             "attention_bias": False,
@@ -169,7 +207,8 @@ class Gpt2(Family):
     @staticmethod
     def fits(config):
         model = config["model"]
-        return (model["block"], model["attention"], model["attn_scale"]) == ("gpt", "learned", "rsqrt")
+        same = (model["block"], model["attention"], model["attn_scale"]) == ("gpt", "learned", "rsqrt")
+        return same and has_plain_layers(config) and key_heads(config) == model["heads"]
 
     @staticmethod
     def names():
@@ -199,7 +238,7 @@ class Gpt2(Family):
             "n_head": model["heads"],
             "n_positions": config["data"]["seq_len"],
             "activation_function": "gelu_new",
-            "layer_norm_epsilon": NORM_EPS,
+            "layer_norm_epsilon": later(config, "norm_eps"),
             "tie_word_embeddings": model["tied"],
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
             "scale_attn_weights": True,
@@ -214,7 +253,9 @@ class Goat(Family):
 
     @staticmethod
     def fits(config):
-        return config["model"]["attention"] in ATTENTIONS
+        named = parts(config)
+        known = set(named) <= set(PARTS) and len(set(named)) == len(named)
+        return known and has_plain_layers(config) and key_heads(config) == config["model"]["heads"]
 
     @classmethod
     def mapped(cls, config):
@@ -239,10 +280,11 @@ class Goat(Family):
             "attention": model["attention"],
             "content_dim": head_dims(config)[0],
             "attention_scale": head_dims(config)[0] ** -0.5 if model["attn_scale"] == "rsqrt" else 1.0,
-            "norm_eps": NORM_EPS,
+            "norm_eps": later(config, "norm_eps"),
             "rope_base": float(model["rope_base"]),
+            "rope_dim": rope_dim(config),
             "train_length": config["data"]["seq_len"],
-            "prior": prior_settings(config) if model["attention"] == "goat" else None,
+            "prior": prior_settings(config) if "goat" in parts(config) else None,
             "use_cache": True,
         }
 
@@ -253,17 +295,13 @@ FAMILIES = (Llama, Gpt2, Goat)
 def family_of(config):
     """The class of `transformers` for a run's config. Raises DataError if none computes the same."""
     model = config["model"]
-    if model["attention"] == "rope" and model.get("rope_fraction", 1.0) != 1:
-        raise DataError(
-            f"model.rope_fraction = {model['rope_fraction']} cannot be exported: LlamaForCausalLM and "
-            "modeling_goat.py turn every dimension of a head"
-        )
     for family in FAMILIES:
         if family.fits(config):
             return family
+    described = [f'{key} = "{model[key]}"' for key in ("block", "attention", "attn_scale")]
+    described += [f"{key} = {later(config, key)}" for key in ("bias", "qk_norm", "kv_heads")]
     raise DataError(
-        f'model.block = "{model["block"]}" with model.attention = "{model["attention"]}" and '
-        f'model.attn_scale = "{model["attn_scale"]}" cannot be exported: '
-        "neither transformers nor modeling_goat.py has it; "
-        f'model.attention may be one of {", ".join(ATTENTIONS)}, or "learned" with gpt blocks'
+        f"{', '.join(described)} cannot be exported: neither transformers nor modeling_goat.py has all of "
+        f"it; attention may be none or a sum of {', '.join(PARTS)}, and the last three keys only what a "
+        "Llama or a GPT-2 has"
     )

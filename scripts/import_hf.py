@@ -3,10 +3,10 @@
 
   import_hf.py FOLDER RUN --train 'data/mine/train_*.bin' --val 'data/mine/val_*.bin'
 
-FOLDER holds config.json and safetensors (fp32, fp16 or bf16; one file, or shards with their index) of a Llama
-model. RUN gets config.toml and a checkpoint of step 0, without any optimizer state: eval, analyze and sample
-take it, and --resume trains on from it. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing
-package), 2 wrong use, 3 bad data.
+FOLDER holds config.json and safetensors (fp32, fp16 or bf16; one file, or shards with their index) of a
+Llama, a GPT-2, or a model that export_hf.py has written. RUN gets config.toml and a checkpoint of step 0,
+without any optimizer state: eval, analyze and sample take it, and --resume trains on from it. Exit codes:
+0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad data.
 """
 
 import argparse
@@ -38,12 +38,36 @@ def counted(path, json, name, default=None):
     return value
 
 
-def require(path, json, expected, reason):
-    """Refuses keys of config.json that have another value than the one that the program computes with."""
-    for name, value in expected.items():
-        found = json.get(name, value)
-        if found != value and not (found is None and value is False):
-            refuse(path, f"{name} is {found!r}, and {reason} {value!r}")
+def require(path, json, expected):
+    """Refuses keys of config.json that have another value than those that the program computes with, of which
+    the first holds where the key is missing."""
+    for name, values in expected.items():
+        found = json.get(name, values[0])
+        if found not in values and not (found is None and False in values):
+            allowed = " or ".join(map(repr, values))
+            refuse(path, f"{name} is {found!r}; the program has {allowed} only: take a model that has that")
+
+
+def set_later_key(path, model, key, value, name):
+    """Sets a key of [model] for what `name` of config.json says. Raises DataError if the program lacks it."""
+    from hf_models import AWAITED, LATER_KEYS
+
+    if value == LATER_KEYS[key]:
+        return
+    if key in AWAITED:
+        refuse(
+            path,
+            f"{name} is {value!r}, for which the program would need model.{key}; this version of it does not "
+            f"have that and computes as with {LATER_KEYS[key]!r}: take a model like that, or a later version",
+        )
+    model[key] = value
+
+
+def number(path, json, name, low, high, default):
+    value = json.get(name, default)
+    if type(value) not in (int, float) or not low <= value <= high:
+        refuse(path, f"{name} is {value!r}, expected a number from {low:g} to {high:g}")
+    return float(value)
 
 
 def check_common(path, json):
@@ -55,37 +79,43 @@ def rope_base(path, json):
     """rope_theta, which may stand in rope_parameters. Raises DataError for any scaling of it."""
     parameters = json.get("rope_parameters") or {}
     scaling = json.get("rope_scaling") or {}
-    for found in (parameters, scaling):
+    for key, found in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         kind = found.get("rope_type", found.get("type", "default")) if isinstance(found, dict) else found
         if kind != "default":
-            refuse(path, f"scales rope ({kind!r}); the program has rope without scaling only")
-    if json.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1)) != 1:
+            refuse(
+                path,
+                f"{key} scales rope ({kind!r}); the program has rope without scaling only: take a model "
+                "whose rope_type is 'default', such as this one before its context was extended",
+            )
+    turned = json.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1))
+    if turned not in (1, None):
         refuse(
-            path, "rotates only a part of each head (partial_rotary_factor); the program rotates all of it"
+            path,
+            f"partial_rotary_factor is {turned!r}, but a Llama turns every dimension of a head: take the "
+            "folder as the model's makers published it",
         )
-    base = json.get("rope_theta", parameters.get("rope_theta", 10000.0))
-    if type(base) not in (int, float) or not 1 <= base <= 1e12:
-        refuse(path, f"rope_theta is {base!r}, expected a number from 1 to 1e12")
-    return float(base)
+    return number(path, parameters | json, "rope_theta", 1, 1e12, 10000.0)
+
+
+def grouped_heads(path, json, model):
+    """Sets model.kv_heads for num_key_value_heads."""
+    heads = model["heads"]
+    groups = counted(
+        path, {"num_key_value_heads": json.get("num_key_value_heads") or heads}, "num_key_value_heads"
+    )
+    if heads % groups:
+        refuse(path, f"num_key_value_heads is {groups}, which does not divide num_attention_heads = {heads}")
+    if groups != heads:
+        set_later_key(path, model, "kv_heads", groups, "num_key_value_heads (grouped-query attention)")
+
+
+# Each returns [model] and [prior] of the run, its training length, and whether that is a part of the model.
 
 
 def llama_model(path, json):
-    """[model] of the run, and the most positions."""
-    from hf_models import NORM_EPS
-
     heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
-    groups = json.get("num_key_value_heads") or heads
-    if groups != heads:
-        refuse(
-            path,
-            f"{heads} heads share the keys and values of {groups} (grouped-query attention, "
-            "num_key_value_heads); the program has one key and value head for each query head only",
-        )
-    require(
-        path, json, {"head_dim": width // heads} if json.get("head_dim") else {}, "the program's heads have"
-    )
-    require(path, json, {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}, "the program has")
-    require(path, json, {"rms_norm_eps": NORM_EPS}, "the program's norms add")
+    require(path, json, {"head_dim": (width // heads,)} if json.get("head_dim") else {})
+    require(path, json, {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)})
     model = {
         "block": "llama",
         "attention": "rope",
@@ -98,59 +128,112 @@ def llama_model(path, json):
         "rope_base": rope_base(path, json),
         "attn_scale": "rsqrt",
     }
-    return model, counted(path, json, "max_position_embeddings", 2048)
+    grouped_heads(path, json, model)
+    eps = number(path, json, "rms_norm_eps", 0, 1, 1e-6)
+    set_later_key(path, model, "norm_eps", eps, "rms_norm_eps")
+    longest = counted(path, json, "max_position_embeddings", 2048)
+    return model, PRIOR, min(longest, LONGEST), False
 
 
 def gpt2_model(path, json):
-    from hf_models import ATTENTIONS, NORM_EPS
-
-    if "learned" not in ATTENTIONS:
-        refuse(
-            path, "GPT-2 has a learned table of positions, which this version of the program does not have"
-        )
-    width = counted(path, json, "n_embd", 768)
-    require(path, json, {"activation_function": "gelu_new"}, "the program has")
-    require(
-        path, json, {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}, "the program has"
-    )
-    require(path, json, {"layer_norm_epsilon": NORM_EPS}, "the program's norms add")
+    width, positions = counted(path, json, "n_embd", 768), counted(path, json, "n_positions", 1024)
+    require(path, json, {"activation_function": ("gelu_new", "gelu_pytorch_tanh")})
+    require(path, json, {"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)})
+    require(path, json, {"add_cross_attention": (False,)})
     model = {
         "block": "gpt",
         "attention": "learned",
         "layers": counted(path, json, "n_layer", 12),
         "heads": counted(path, json, "n_head", 12),
         "width": width,
-        "ff_width": json.get("n_inner") or 4 * width,
+        "ff_width": counted(path, json, "n_inner") if json.get("n_inner") else 4 * width,
         "vocab": counted(path, json, "vocab_size", 50257),
         "tied": json.get("tie_word_embeddings", True) is True,
         "rope_base": 10000.0,
         "attn_scale": "rsqrt",
     }
-    return model, counted(path, json, "n_positions", 1024)
+    eps = number(path, json, "layer_norm_epsilon", 0, 1, 1e-5)
+    set_later_key(path, model, "norm_eps", eps, "layer_norm_epsilon")
+    return model, PRIOR, positions, True
+
+
+def goat_model(path, json):
+    """Of GoatForCausalLM, which keeps the run's own keys, or what follows from them."""
+    from hf_models import PARTS
+
+    require(path, json, {"block": ("gpt", "llama")})
+    attention = json.get("attention")
+    parts = () if attention == "none" else str(attention).split("+")
+    if not set(parts) <= set(PARTS):
+        refuse(path, f"attention is {attention!r}; expected none or a sum of {', '.join(PARTS)}")
+    heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
+    content, length = counted(path, json, "content_dim"), counted(path, json, "train_length")
+    require(path, json, {"attention_scale": (content**-0.5, 1.0)})
+    model = {
+        "block": json["block"],
+        "attention": attention,
+        "layers": counted(path, json, "num_hidden_layers"),
+        "heads": heads,
+        "width": width,
+        "ff_width": counted(path, json, "intermediate_size"),
+        "vocab": counted(path, json, "vocab_size"),
+        "tied": json.get("tie_word_embeddings", True) is True,
+        "rope_base": number(path, json, "rope_base", 1, 1e12, 10000.0),
+        "rope_fraction": min(number(path, json, "rope_dim", 0, content, content) / content, 1.0) or 1.0,
+        "attn_scale": "rsqrt" if json["attention_scale"] == content**-0.5 else "none",
+    }
+    set_later_key(path, model, "norm_eps", number(path, json, "norm_eps", 0, 1, 1e-5), "norm_eps")
+    prior = PRIOR
+    if "goat" in parts:
+        prior = prior_of(path, json.get("prior")) | {"lane_dim": width // heads - content}
+    return model, prior, length, bool({"goat", "rope_pi", "learned"} & set(parts))
+
+
+def prior_of(path, stored):
+    """[prior] of the run, but for its lanes."""
+    if not isinstance(stored, dict):
+        refuse(path, f"prior is {stored!r}, and attention names goat; expected an object")
+    counts = {name: counted(path, stored, name) for name in ("pos_rank", "sink_hidden")}
+    bases = {name: number(path, stored, name, 1, 1e12, None) for name in ("base", "abs_base")}
+    require(path, stored, {"recency": ("free", "softplus", "off"), "learned_frequencies": (False, True)})
+    modes = number(path, stored, "abs_rank", 0, 1e4, None)
+    return (
+        PRIOR
+        | counts
+        | bases
+        | {"abs_rank": int(modes)}
+        | {name: stored.get(name, PRIOR[name]) for name in ("recency", "learned_frequencies")}
+    )
 
 
 def read_config(folder, arguments):
     """(family, config of the run) of the folder's config.json."""
     from hf_files import read_json
-    from hf_models import Gpt2, Llama
+    from hf_models import Goat, Gpt2, Llama
 
     path = folder / "config.json"
     if not path.is_file():
         raise console.UsageError(f"{folder}: has no config.json; expected a folder that transformers wrote")
     json = read_json(path)
-    families = {"llama": (Llama, llama_model), "gpt2": (Gpt2, gpt2_model)}
+    families = {
+        "llama": (Llama, llama_model),
+        "gpt2": (Gpt2, gpt2_model),
+        "train_gpt_goat": (Goat, goat_model),
+    }
     if json.get("model_type") not in families:
         refuse(path, f"model_type is {json.get('model_type')!r}; expected one of {', '.join(families)}")
     family, read = families[json["model_type"]]
     check_common(path, json)
-    model, positions = read(path, json)
+    model, prior, length, is_fixed = read(path, json)
     if model["width"] % model["heads"]:
         refuse(path, f"a width of {model['width']} is not divisible by {model['heads']} heads")
-    if arguments.seq_len and family is Gpt2 and arguments.seq_len != positions:
-        raise console.UsageError(f"--seq-len {arguments.seq_len}: its table of positions has {positions}")
-    length = arguments.seq_len or (positions if family is Gpt2 else min(positions, LONGEST))
-    data = data_of(json, model, length, arguments)
-    return family, {"model": model, "prior": PRIOR, "data": data, "train": TRAINING}
+    if is_fixed and arguments.seq_len not in (None, length):
+        raise console.UsageError(
+            f"--seq-len {arguments.seq_len}: the training length is a part of this model, {length}; leave it "
+            "out"
+        )
+    data = data_of(json, model, arguments.seq_len or length, arguments)
+    return family, {"model": model, "prior": prior, "data": data, "train": TRAINING}
 
 
 def data_of(json, model, length, arguments):

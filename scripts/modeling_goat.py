@@ -1,15 +1,18 @@
 """A model trained by train_gpt_goat, for `transformers`: AutoModelForCausalLM.from_pretrained(FOLDER,
 trust_remote_code=True). Needs torch and transformers, and no other file.
 
-Tensors have the names of the trainer's model.safetensors. Attention adds to each logit what depends on the
-positions i (query) and j (key) alone:
+Tensors have the names of the trainer's model.safetensors. config.attention is "none" or a sum of PARTS, as in
+"goat+rope". A part adds vectors to the stream (sinusoidal, learned), turns q and k (rope, rope_pi), or adds
+to each logit what depends on the positions i (query) and j (key) alone (alibi, alibi_learned, goat):
 
     z_ij = scale <q_i, k_j> + K_ij
     K_ij = sum_r [alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j))] + lambda (j-i) + g(phi(j)) + bump [j == 0]
 
-(softmax ignores -lambda i). Positions count from the first token that attention_mask does not hide.
+(softmax ignores -lambda i; alibi and alibi_learned have lambda alone). Positions count from the first token
+that attention_mask does not hide.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,18 +21,19 @@ from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-WITH_PRIOR = ("goat",)
-ROTATED = ("rope",)
-ATTENTIONS = (*WITH_PRIOR, *ROTATED, "none")
+LOGIT_PARTS = ("goat", "alibi", "alibi_learned")
+ROTATIONS = ("rope", "rope_pi")
+PARTS = (*LOGIT_PARTS, *ROTATIONS, "sinusoidal", "learned")
 MOST_BIASES = 1 << 25  # elements of K that are made at a time
 # How the cache is called in the outputs of this version of transformers.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class GoatConfig(PretrainedConfig):
-    """block: "gpt" or "llama"; attention: one of ATTENTIONS; content_dim: dimensions of a head's q and k;
-    attention_scale: of the content logits; train_length: L of phi; prior: pos_rank, abs_rank, base, abs_base,
-    recency, learned_frequencies, sink_hidden."""
+    """block: "gpt" or "llama"; attention: "none" or a sum of PARTS; content_dim: dimensions of a head's q and
+    k; attention_scale: of the content logits; rope_dim: dimensions of a head that rope turns, its first ones;
+    train_length: L of phi and of rope_pi, and the number of learned positions; prior: pos_rank, abs_rank,
+    base, abs_base, recency, learned_frequencies, sink_hidden."""
 
     model_type = "train_gpt_goat"
     keys_to_ignore_at_inference = [CACHE]
@@ -48,13 +52,15 @@ class GoatConfig(PretrainedConfig):
         attention_scale=0.125,
         norm_eps=1e-5,
         rope_base=10000.0,
+        rope_dim=64,
         train_length=2048,
         prior=None,
         use_cache=True,
         tie_word_embeddings=True,
         **kwargs,
     ):
-        if block not in ("gpt", "llama") or attention not in ATTENTIONS:
+        self.parts = () if attention == "none" else tuple(attention.split("+"))
+        if block not in ("gpt", "llama") or not set(self.parts) <= set(PARTS):
             raise ValueError(f"block={block!r}, attention={attention!r}: modeling_goat.py does not have it")
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -68,6 +74,7 @@ class GoatConfig(PretrainedConfig):
         self.attention_scale = attention_scale
         self.norm_eps = norm_eps
         self.rope_base = rope_base
+        self.rope_dim = rope_dim
         self.train_length = train_length
         self.prior = prior
         self.use_cache = use_cache
@@ -78,18 +85,21 @@ class GoatConfig(PretrainedConfig):
 class Places:
     """Where queries and keys stand. The first dimension is 1 where all sequences have the same positions.
 
-    query [B or 1, Q], key [B or 1, S]: positions, int64. index [Q]: of the queries among the keys. seen
-    [B, S]: keys that attention_mask shows, or None for all of them.
+    query [B or 1, Q], key [B or 1, S]: positions, int64. length [B or 1, 1]: tokens of the whole text, of
+    which some may still be to come. index [Q]: of the queries among the keys. seen [B, S]: keys that
+    attention_mask shows, or None for all of them.
     """
 
     query: torch.Tensor
     key: torch.Tensor
+    length: torch.Tensor
     index: torch.Tensor
     seen: torch.Tensor | None
 
     @classmethod
-    def of(cls, mask, past, count, device):
-        """`past` keys are cached, `count` tokens are new. mask: [B, past + count], 1 for tokens, or None."""
+    def of(cls, mask, past, count, device, total_length=None):
+        """`past` keys are cached, `count` tokens are new. mask: [B, past + count], 1 for tokens, or None.
+        total_length: columns that the text will have in the end, if that is known."""
         total = past + count
         index = torch.arange(past, total, device=device)
         if mask is not None and mask.shape[-1] != total:
@@ -98,10 +108,13 @@ class Places:
             )
         if mask is None or bool(mask.all()):
             key, seen = torch.arange(total, device=device)[None], None
+            length = torch.full((1, 1), total, device=device)
         else:
             seen = mask.bool()
             key = (seen.long().cumsum(-1) - 1).clamp(min=0)
-        return cls(key[:, past:], key, index, seen)
+            length = seen.sum(-1, keepdim=True)
+        to_come = max(total_length - total, 0) if total_length is not None else 0
+        return cls(key[:, past:], key, length + to_come, index, seen)
 
     def allowed(self, rows):
         """[B or 1, 1, rows, S]: which keys the queries of a slice see. Each sees itself, so that a hidden
@@ -123,6 +136,20 @@ def fourier(rank, base, device):
     return base ** -(torch.arange(rank, dtype=torch.float64, device=device) / max(rank - 1, 1))
 
 
+def alibi_slopes(heads):
+    """2^(-8k/P), k = 1 .. P, for the greatest power of two P up to `heads`, then every second one of 2P."""
+    power = 1 << heads.bit_length() - 1
+    first = [2 ** (-8 * k / power) for k in range(1, power + 1)]
+    return torch.tensor(first + [2 ** (-4 * k / power) for k in range(1, 2 * (heads - power), 2)])
+
+
+def sinusoids(position, width):
+    """[.., C] of positions [..], float32: sin and cos in turn, divided by sqrt(C)."""
+    column = torch.arange(width, device=position.device)
+    angle = position[..., None].double() * 10000.0 ** (-(column - column % 2).double() / width)
+    return (torch.where(column % 2 == 0, angle.sin(), angle.cos()) / math.sqrt(width)).float()
+
+
 class Sink(nn.Module):
     """g(phi(j)) = w2 silu(w1 phi(j) + b1)."""
 
@@ -137,19 +164,23 @@ class Sink(nn.Module):
 
 
 class Prior(nn.Module):
-    """The log-prior K of a layer's heads."""
+    """The log-prior K of a layer's heads: the slope of one of LOGIT_PARTS, and the rest of goat."""
 
     def __init__(self, config):
         super().__init__()
-        self.settings = settings = config.prior
-        self.train_length = config.train_length
-        heads, rank = config.num_attention_heads, settings["pos_rank"]
-        self.alpha = nn.Parameter(torch.zeros(heads, rank))
-        self.beta = nn.Parameter(torch.zeros(heads, rank))
-        self.bump = nn.Parameter(torch.zeros(heads))
-        self.sink = Sink(heads, settings["sink_hidden"], 2 * settings["abs_rank"] + 2)
-        if settings["recency"] != "off":
-            self.slope = nn.Parameter(torch.zeros(heads))
+        self.parts, self.settings = config.parts, config.prior
+        self.heads, self.train_length = config.num_attention_heads, config.train_length
+        if "goat" in self.parts:
+            self._make_goat()
+        if "alibi_learned" in self.parts or "goat" in self.parts and self.settings["recency"] != "off":
+            self.slope = nn.Parameter(torch.zeros(self.heads))
+
+    def _make_goat(self):
+        settings, rank = self.settings, self.settings["pos_rank"]
+        self.alpha = nn.Parameter(torch.zeros(self.heads, rank))
+        self.beta = nn.Parameter(torch.zeros(self.heads, rank))
+        self.bump = nn.Parameter(torch.zeros(self.heads))
+        self.sink = Sink(self.heads, settings["sink_hidden"], 2 * settings["abs_rank"] + 2)
         if settings["learned_frequencies"]:
             self.frequency = nn.Parameter(torch.ones(rank))
 
@@ -162,14 +193,19 @@ class Prior(nn.Module):
         return torch.cat([*waves(position, frequency), scales.float()], -1)
 
     def slopes(self):
-        """lambda [H], or None."""
-        recency = self.settings["recency"]
-        if recency == "off":
+        """lambda [H], float32, or None."""
+        if "alibi" in self.parts:
+            return alibi_slopes(self.heads)
+        if not hasattr(self, "slope"):
             return None
-        return F.softplus(self.slope.float()) if recency == "softplus" else self.slope.float()
+        positive = "alibi_learned" in self.parts or self.settings["recency"] == "softplus"
+        return F.softplus(self.slope.float()) if positive else self.slope.float()
 
     def keys(self, position):
-        """What a key adds: its waves [.., S, 2R] and its own bias [.., H, S], without the slope."""
+        """What a key adds in goat: its waves [.., S, 2R] and its own bias [.., H, S], without the slope; None
+        without goat."""
+        if "goat" not in self.parts:
+            return None
         settings = self.settings
         frequency = (
             self.frequency
@@ -179,33 +215,43 @@ class Prior(nn.Module):
         bias = self.sink(self.features(position)) + (position == 0)[..., None] * self.bump.float()
         return torch.cat(waves(position, frequency), -1), bias.transpose(-1, -2)
 
-    def forward(self, query, query_waves, key, key_waves, key_bias):
-        """K [.., H, Q, S] up to a constant of each query. query [.., Q] and key [.., S] are positions."""
-        cos, sin = query_waves.chunk(2, -1)
-        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-        alpha, beta = self.alpha.float()[:, None], self.beta.float()[:, None]
-        lanes = torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], -1)
-        bias = lanes @ key_waves.unsqueeze(-3).transpose(-1, -2) + key_bias.unsqueeze(-2)
+    def forward(self, query, key, keys, rows):
+        """K [.., H, Q, S] up to a constant of each query, for a slice of the queries: the last keys. query
+        [.., Q] and key [.., S] are positions, keys of these by self.keys()."""
+        bias = 0 if keys is None else self.goat(*keys, query.shape[-1], rows)
         slope = self.slopes()
         if slope is None:
             return bias
-        lag = (key[..., None, :] - query[..., :, None]).float().unsqueeze(-3)
-        return bias + slope[:, None, None] * lag
+        lag = (key[..., None, :] - query[..., rows, None]).float().unsqueeze(-3)
+        return bias + slope.to(lag.device)[:, None, None] * lag
+
+    def goat(self, key_waves, key_bias, queries, rows):
+        cos, sin = key_waves[..., -queries:, :][..., rows, :].chunk(2, -1)
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+        alpha, beta = self.alpha.float()[:, None], self.beta.float()[:, None]
+        lanes = torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], -1)
+        return lanes @ key_waves.unsqueeze(-3).transpose(-1, -2) + key_bias.unsqueeze(-2)
 
 
 class Rotation:
-    """Rotary embedding: the pair (x_r, x_{r + d/2}) at position p turns by p * base^(-2r/d)."""
+    """Rotary embedding of the first d = rope_dim dimensions: the pair (x_r, x_{r + d/2}) at position p turns
+    by p * base^(-2r/d). rope_pi scales p by (L - 1) / (T - 1) in a text of T tokens that is longer than L."""
 
     def __init__(self, config):
-        self.dim, self.base = config.content_dim, config.rope_base
+        self.dim, self.base, self.train_length = config.rope_dim, config.rope_base, config.train_length
+        self.interpolates = "rope_pi" in config.parts
 
-    def __call__(self, x, position):
-        """x [B, H, Q, d], position [B or 1, Q]."""
+    def __call__(self, x, position, length):
+        """x [B, H, Q, d_c], position [B or 1, Q], length [B or 1, 1]."""
         half = self.dim // 2
         steps = torch.arange(half, dtype=torch.float64, device=x.device)
+        if self.interpolates:
+            squeezed = (self.train_length - 1) / (length - 1).clamp(min=1).double()
+            position = position * torch.where(length > self.train_length, squeezed, 1.0)
         cos, sin = (wave.unsqueeze(1) for wave in waves(position, self.base ** -(steps / half)))
-        first, second = x.float().chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+        first, second, rest = x.float().split([half, half, x.shape[-1] - self.dim], -1)
+        turned = [first * cos - second * sin, second * cos + first * sin, rest]
+        return torch.cat(turned, -1).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -217,8 +263,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(width, content, bias=bias)
         self.v = nn.Linear(width, width, bias=bias)
         self.o = nn.Linear(width, width, bias=bias)
-        self.rotation = Rotation(config) if config.attention in ROTATED else None
-        self.prior = Prior(config) if config.attention in WITH_PRIOR else None
+        self.rotation = Rotation(config) if set(config.parts) & set(ROTATIONS) else None
+        self.prior = Prior(config) if set(config.parts) & set(LOGIT_PARTS) else None
 
     def forward(self, x, places, cache):
         batch, count, _ = x.shape
@@ -226,10 +272,15 @@ class Attention(nn.Module):
             linear(x).view(batch, count, self.heads, -1).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
-        if self.rotation is not None:
-            q, k = self.rotation(q, places.query), self.rotation(k, places.query)
+        rotation = self.rotation
+        if rotation is not None:
+            q = rotation(q, places.query, places.length)
+            if not rotation.interpolates:
+                k = rotation(k, places.query, places.length)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
+        if rotation is not None and rotation.interpolates:  # its angles change while a text grows
+            k = rotation(k, places.key, places.length)
         attend = self.attend if self.prior is None else self.attend_with_prior
         return self.o(attend(q, k, v, places).transpose(1, 2).reshape(batch, count, -1))
 
@@ -241,13 +292,12 @@ class Attention(nn.Module):
 
     def attend_with_prior(self, q, k, v, places):
         """In blocks of queries: K takes memory linear in the number of keys."""
-        key_waves, key_bias = self.prior.keys(places.key)
-        query_waves = key_waves[:, -q.shape[2] :]
+        keys = self.prior.keys(places.key)
         rows = max(1, MOST_BIASES // (len(places.key) * self.heads * k.shape[2]))
         out = []
         for begin in range(0, q.shape[2], rows):
             block = slice(begin, begin + rows)
-            bias = self.prior(places.query[:, block], query_waves[:, block], places.key, key_waves, key_bias)
+            bias = self.prior(places.query, places.key, keys, block)
             bias = bias.masked_fill(~places.allowed(block), -torch.inf)
             bias = (bias - bias.amax(-1, keepdim=True)).to(q.dtype)  # small where it counts, for bf16
             bias = bias.expand(len(q), -1, -1, -1)
@@ -309,8 +359,12 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         in_fp32 = ["norm1", "norm2", "final_norm"]
-        self._keep_in_fp32_modules_strict = in_fp32 + ["prior"] * (config.attention in WITH_PRIOR)
+        has_weights = bool({"goat", "alibi_learned"} & set(config.parts))
+        self._keep_in_fp32_modules_strict = in_fp32 + ["prior"] * has_weights
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        learned = "learned" in config.parts
+        rows = (config.train_length, config.hidden_size)
+        self.position_embedding = nn.Embedding(*rows) if learned else None
         self.blocks = nn.ModuleList(Block(config, n) for n in range(config.num_hidden_layers))
         self.final_norm = Norm(config)
         tied = config.tie_word_embeddings
@@ -336,6 +390,33 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value):
         self.head = value
 
+    def add_positions(self, x, position):
+        """x [B, Q, C], and the vectors of the positions [B or 1, Q] where there are any."""
+        if "sinusoidal" in self.config.parts:
+            x = (x.float() + sinusoids(position, x.shape[-1])).to(x.dtype)
+        if self.position_embedding is None:
+            return x
+        rows = self.config.train_length
+        if int(position.max()) >= rows:
+            raise ValueError(f"this model has learned {rows} positions and takes no longer texts")
+        return x + self.position_embedding(position)
+
+    def generate(self, inputs=None, generation_config=None, **kwargs):
+        """As in GenerationMixin. rope_pi is told how long the text may get, which fixes its angles."""
+        if "rope_pi" in self.config.parts and kwargs.get("total_length") is None:
+            kwargs["total_length"] = self.longest_text(inputs, generation_config, kwargs)
+        return super().generate(inputs, generation_config, **kwargs)
+
+    def longest_text(self, inputs, generation_config, kwargs):
+        """Tokens of the prompt and those asked for; None if no number is given."""
+        settings = generation_config or self.generation_config
+        prompts = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        prompt = next((prompt for prompt in prompts if prompt is not None), None)
+        asked = kwargs.get("max_new_tokens", settings.max_new_tokens)
+        if prompt is not None and asked is not None:
+            return prompt.shape[1] + asked
+        return kwargs.get("max_length", settings.max_length)
+
     def forward(
         self,
         input_ids=None,
@@ -347,11 +428,13 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache=None,
         logits_to_keep=0,
         return_dict=None,
+        total_length=None,
         **kwargs,
     ):
         """attention_mask: [B, cached + new tokens], 0 for padding, on either side. cache or past_key_values,
         its older name: of the tokens before. labels: -100 where no loss counts; the logits of token t are
-        held against label t + 1."""
+        held against label t + 1. total_length: tokens that the text will have in the end, padding included,
+        for rope_pi; without it those that are there."""
         if kwargs.get("position_ids") is not None:
             raise ValueError("position_ids are not read: positions follow from attention_mask")
         x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
@@ -360,7 +443,8 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None:
             cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
         past = 0 if cache is None else cache.get_seq_length()
-        places = Places.of(attention_mask, past, x.shape[1], x.device)
+        places = Places.of(attention_mask, past, x.shape[1], x.device, total_length)
+        x = self.add_positions(x, places.query)
         for block in self.blocks:
             x = block(x, places, cache)
         x = self.final_norm(

@@ -25,7 +25,18 @@ VARIANTS = {
     "goat, unscaled": {"model.attn_scale": "none", "prior.sink_hidden": 5},
     "rope": {"model.attention": "rope"},
     "none": {"model.attention": "none"},
+    "alibi": {"model.attention": "alibi"},
+    "alibi, learned": {"model.attention": "alibi_learned"},
+    "rope in part": {"model.attention": "rope", "model.rope_fraction": 0.5},
+    "rope, interpolated": {"model.attention": "rope_pi"},
+    "sinusoidal": {"model.attention": "sinusoidal"},
+    "goat and rope in part": {"model.attention": "goat+rope", "model.rope_fraction": 0.45},
+    "goat with ALiBi's slopes": {"model.attention": "alibi_learned+goat", "prior.recency": "off"},
+    "rope and both absolute": {"model.attention": "rope+sinusoidal+learned"},
     "llama, goat": {"model.block": "llama"},
+    "llama, learned": GPT2 | {"model.block": "llama"},
+    "llama, rope in part": LLAMA | {"model.rope_fraction": 0.75},
+    "llama, other eps": {"model.block": "llama", "model.norm_eps": 1e-6},
     "llama, rope, unscaled": LLAMA | {"model.attn_scale": "none"},
 }
 
@@ -85,6 +96,21 @@ def test_models_of_our_own_keep_names_and_values(export, changes):
     content = weights["blocks.0.attn.q.weight"].shape[0] // 2
     scale = 1.0 if config["model"]["attn_scale"] == "none" else content**-0.5
     assert (keys["content_dim"], keys["attention_scale"]) == (content, scale)
+    assert keys["norm_eps"] == config["model"].get("norm_eps", 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dims"),
+    [
+        (LLAMA, 12),
+        ({"model.attention": "rope_pi", "model.rope_fraction": 0.5}, 6),
+        ({"model.attention": "rope", "model.rope_fraction": 0.375}, 4),  # 2.25 pairs
+        ({"model.attention": "goat+rope", "model.rope_fraction": 0.5}, 4),  # 1.5 pairs of 6 dimensions
+        ({"model.attention": "goat+rope", "prior.lane_dim": 7, "model.rope_fraction": 0.99}, 4),  # of 5
+    ],
+)
+def test_rope_turns_whole_pairs(changes, dims):
+    assert hf_models.rope_dim(config_with(changes)) == dims
 
 
 def test_the_prior_s_defaults_are_spelled_out(export):
@@ -299,8 +325,15 @@ def test_what_does_not_fit_the_config_is_refused(tmp_path, refused, rng):
 def test_a_model_that_nobody_has_is_refused(tmp_path, refused, rng):
     config = config_with({"model.attention": "rope"})
     weights = random_weights(rng, config)
-    in_part = {"model.attention": "rope", "model.rope_fraction": 0.5}
-    for n, changes in enumerate(({"model.attention": "xpos"}, GPT2 | {"model.block": "llama"}, in_part)):
+    refusals = [
+        {"model.attention": "xpos"},
+        {"model.attention": "rope+xpos"},
+        {"model.attention": "rope+rope"},
+        {"model.attention": "rope", "model.kv_heads": 1},
+        LLAMA | {"model.bias": "true"},
+        LLAMA | {"model.qk_norm": True},
+    ]
+    for n, changes in enumerate(refusals):
         run = write_model_run(tmp_path / str(n), weights, config_with(changes))
         assert "cannot be exported" in refused(3, run, tmp_path / "out")
     changes = {"model.kv_heads": 1, "model.bias": "true", "model.norm_eps": 1e-6, "model.qk_norm": True}
@@ -308,6 +341,12 @@ def test_a_model_that_nobody_has_is_refused(tmp_path, refused, rng):
         config = config_with({"model.attention": "rope", key: value})
         run = write_model_run(tmp_path / key, weights, config)
         assert f"{key} = {value} cannot be exported" in refused(3, run, tmp_path / "out")
+
+
+def test_a_key_of_a_later_program_is_refused(tmp_path, refused, rng):
+    config = config_with({"model.precision": "auto", "model.swirl": 0.0})
+    run = write_model_run(tmp_path / "run", random_weights(rng, config), config)
+    assert "model.swirl is not known to this export_hf.py" in refused(3, run, tmp_path / "out")
 
 
 def test_a_step_can_be_chosen(tmp_path, refused, rng):
