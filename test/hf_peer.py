@@ -117,6 +117,45 @@ def save_again(folder, out):
     model_of(folder, "float32").save_pretrained(out)
 
 
+# The package goat-attention
+
+
+def make_attention(folder, options, seed, prior_scale=1.0):
+    """A GoatAttention with random weights: module.pt, and its state_dict in state.pt and .safetensors."""
+    import importlib.metadata
+
+    import goat
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    module = goat.GoatAttention(batch_first=True, **options).eval()
+    for name, value in module.named_parameters():
+        if name == "recency_slope_raw":
+            value.uniform_(-5, 0)
+        elif not name.startswith("prior_gate") and (
+            value.ndim < 2 or name.startswith(("lambda", "key_bias"))
+        ):
+            value.add_(0.6 * torch.randn_like(value))
+    module.set_goat_prior_scale(prior_scale)
+    os.makedirs(folder)
+    torch.save(module, f"{folder}/module.pt")
+    torch.save(module.state_dict(), f"{folder}/state.pt")
+    save_file(module.state_dict(), f"{folder}/state.safetensors")
+    return importlib.metadata.version("goat-attention")
+
+
+def attention_output(folder, x):
+    """[T, E] of causal self-attention on x [T, E]."""
+    module, x = torch.load(f"{folder}/module.pt", weights_only=False), torch.tensor([x])
+    return module(x, x, x, is_causal=True, need_weights=False)[0][0].double().tolist()
+
+
+def has_package(name):
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
 for line in sys.stdin:
     request = json.loads(line)
     answer = globals()[request.pop("do")](**request)
