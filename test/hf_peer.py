@@ -13,6 +13,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSF
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what libraries print goes to stderr
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
+
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
@@ -71,12 +73,12 @@ def code_of(model):
 
 
 def chunked(folder, tokens, cuts):
-    """Logits [T, V] of a sequence that is given in pieces, with the cache."""
-    model, parts, given = model_of(folder, "float32"), [], {}
+    """Logits [T, V] of a sequence that is given in pieces, with the cache, and its length with each of them."""
+    model, parts, given = model_of(folder, "float32"), [], {"total_length": len(tokens)}
     name = code_of(model).CACHE
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         out = model(torch.tensor([tokens[begin:end]]), use_cache=True, **given)
-        given = {name: out[name]}
+        given[name] = out[name]
         parts.append(out.logits[0])
     return torch.cat(parts).double().tolist()
 
@@ -113,8 +115,32 @@ def make(folder, kind, keys, seed, dtype="float32", shard="5GB"):
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
 
 
-def save_again(folder, out):
-    model_of(folder, "float32").save_pretrained(out)
+def make_ours(folder, keys, seed, dtype="float32", shard="5GB"):
+    """Saves a GoatForCausalLM with random weights. keys: of its config."""
+    import modeling_goat
+
+    modeling_goat.GoatConfig.register_for_auto_class()
+    modeling_goat.GoatForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+    torch.manual_seed(seed)
+    keys = {key: value for key, value in keys.items() if key != "auto_map"}
+    model = modeling_goat.GoatForCausalLM(modeling_goat.GoatConfig(**keys))
+    for name, value in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            value.add_(0.3 * torch.randn_like(value))
+        elif name.endswith(".frequency"):
+            value.uniform_(0.01, 1)
+        else:
+            value.normal_(std=0.3)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+
+
+def refusal(folder, tokens):
+    """What the model says of a sequence that it does not take."""
+    try:
+        model_of(folder, "float32")(torch.tensor([tokens]))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 # The package goat-attention

@@ -3,22 +3,20 @@ lm_eval. Needs .venv-hf, which scripts/setup.sh hf makes; without it all of this
 
 import json
 import os
-import queue
 import subprocess
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import export_hf
+import hf_models
 import import_hf
-from conftest import REPOSITORY
+from fabricated_hf import config_with
+from hf_process import PEER, ask, needs_peer  # noqa: F401  a fixture
 from prepared import write_shard
 from test_train import flags
 
-PEER = Path(os.environ.get("GOAT_HF_PYTHON", REPOSITORY / ".venv-hf" / "bin" / "python"))
-pytestmark = pytest.mark.skipif(not PEER.exists(), reason=f"no {PEER}: scripts/setup.sh hf makes it")
+pytestmark = needs_peer
 
 CLOSE = 1e-4  # nats a token
 TEXT = "".join(
@@ -41,56 +39,35 @@ VARIANTS = {
     "goat, BOS": {"data.block": "bos", "data.bos": 10},
     "rope": {"model.attention": "rope", "model.rope_base": 100},
     "none": {"model.attention": "none"},
+    "alibi": {"model.attention": "alibi"},
+    "alibi of three heads, learned": {"model.attention": "alibi_learned", "model.heads": 3, "model.width": 36},
+    "rope in part": {"model.attention": "rope", "model.rope_fraction": 0.4},
+    "rope, interpolated, BOS": {"model.attention": "rope_pi", "data.block": "bos", "data.bos": 10},
+    "sinusoidal": {"model.attention": "sinusoidal"},
+    "goat and rope in part": {"model.attention": "goat+rope", "model.rope_fraction": 0.5},
+    "goat and interpolated rope": {"model.attention": "goat+rope_pi"},
+    "goat with ALiBi's slopes": {"model.attention": "goat+alibi_learned", "prior.recency": "off"},
+    "rope, ALiBi, both absolute": {"model.attention": "rope+alibi+sinusoidal+learned", "data.seq_len": 256},
     "llama, goat": {"model.block": "llama", "model.ff_width": 40},
     "llama, none": {"model.block": "llama", "model.attention": "none"},
     "llama, rope, unscaled": {"model.block": "llama", "model.attention": "rope", "model.attn_scale": "none"},
     "Llama": {"model.block": "llama", "model.attention": "rope", "model.rope_base": 500},
     "Llama, untied": {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
-}
+    "llama, rope in part": {"model.block": "llama", "model.attention": "rope", "model.rope_fraction": 0.5},
+    "llama, learned": {"model.block": "llama", "model.attention": "learned", "data.seq_len": 256},
+    "GPT-2": {"model.attention": "learned", "data.seq_len": 256},
+    "GPT-2, untied, BOS": {
+        "model.attention": "learned", "data.seq_len": 256, "model.tied": "false", "data.block": "bos",
+        "data.bos": 10,
+    },
+}  # fmt: skip
 
 
-class Peer:
-    """hf_peer.py: ask(what, ...) returns its answer."""
-
-    def __init__(self, folder):
-        self.log = open(folder / "peer.log", "w+")  # noqa: SIM115  open as long as the process
-        self.process = subprocess.Popen(
-            [PEER, REPOSITORY / "test" / "hf_peer.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env=os.environ | {"HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
-        )
-        self.answers = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.answers.put(line)
-        self.answers.put("")
-
-    def ask(self, what, **arguments):
-        request = {"do": what} | {k: str(v) if isinstance(v, Path) else v for k, v in arguments.items()}
-        try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            answer = self.answers.get(timeout=300)
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self.answers.put("")
-            self.log.seek(0)
-            pytest.fail(self.log.read()[-4000:])
-        return json.loads(answer)
-
-
-@pytest.fixture(scope="module")
-def ask(tmp_path_factory):
-    peer = Peer(tmp_path_factory.mktemp("peer"))
-    yield peer.ask
-    peer.process.kill()
-    peer.process.wait()
+def class_of(name):
+    """The class of `transformers` that a model of VARIANTS becomes."""
+    return {"Llama": "LlamaForCausalLM", "GPT-2": "GPT2LMHeadModel"}.get(
+        name.split(",")[0], "GoatForCausalLM"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +119,20 @@ def greedy(run_binary, run, folder, prompt, count):
 def check_greedy(ask, folder, prompt, ours, theirs):
     """Equal, or parted where both tokens are equally likely to 1e-4 nats."""
     assert len(ours) == len(theirs)
+    print("greedy: equal" if ours == theirs else "greedy: parted")
     parted = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
     if parted is None:
         return
     logits = ask("logits", folder=folder, tokens=prompt + ours[:parted])
     assert abs(logits[ours[parted]] - logits[theirs[parted]]) < CLOSE, f"token {parted}"
     assert parted >= 5, "greedy texts part so early that nothing was compared"
+
+
+def check_losses(length, ours, theirs):
+    difference = np.max(np.abs(theirs - ours))
+    print(f"losses at length {length}: largest difference {difference:.1e}")
+    assert difference < CLOSE
+    assert ours.std() > 0.5, "the losses are too much alike for this test"
 
 
 def prompt_of(settings):
@@ -159,15 +144,14 @@ def prompt_of(settings):
 
 def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path, request):
     run, folder, settings = exported
-    is_llama = request.node.callspec.params["exported"].startswith("Llama")
     described = ask("describe", folder=folder)
-    assert described["class"] == ("LlamaForCausalLM" if is_llama else "GoatForCausalLM")
+    assert described["class"] == class_of(request.node.callspec.params["exported"])
+    assert (folder / "modeling_goat.py").exists() is (described["class"] == "GoatForCausalLM")
     ours = our_losses(run_binary, run, shard, tmp_path, (TRAINED, LONG), 4 * LONG)
     for length in (TRAINED, LONG):
         inputs, targets = blocks(length, len(ours[length]), settings)
         theirs = np.array(ask("losses", folder=folder, tokens=inputs, targets=targets))
-        assert np.max(np.abs(theirs - ours[length])) < CLOSE
-        assert ours[length].std() > 0.5, "the model has learned too little for this test"
+        check_losses(length, ours[length], theirs)
     text = prompt_of(settings)
     prompt = text[1:] if settings.get("data.block") == "bos" else text  # sample adds the BOS token
     made = greedy(run_binary, run, tmp_path, prompt, 200)
@@ -175,14 +159,24 @@ def test_losses_and_text_are_ours(exported, ask, shard, run_binary, tmp_path, re
     check_greedy(ask, folder, text, made, theirs)
 
 
-@pytest.mark.parametrize("exported", ["goat, free slope", "rope", "none", "llama, goat"], indirect=True)
+CACHED = [
+    "goat, free slope",
+    "none",
+    "llama, goat",
+    "alibi of three heads, learned",
+    "goat and interpolated rope",
+    "rope, ALiBi, both absolute",
+]
+
+
+@pytest.mark.parametrize("exported", CACHED, indirect=True)
 def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask):
     _, folder, settings = exported
     tokens = list(TEXT.encode()[:70])
     whole = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[]))
     pieces = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[1, 2, 31, 60]))
     assert np.max(np.abs(pieces - whole)) < CLOSE
-    if settings.get("model.attention", "goat") == "goat":
+    if "goat" in settings.get("model.attention", "goat"):
         few = np.array(ask("blocks_of_queries", folder=folder, tokens=tokens, most=2 * 70 * 9))
         assert np.max(np.abs(few - whole)) < CLOSE
     inputs, targets = np.array(tokens[:-1]), np.array(tokens[1:])
@@ -196,7 +190,29 @@ def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask):
         check_greedy(ask, folder, prompt, alone, made)
 
 
-@pytest.mark.parametrize("exported", ["goat, free slope", "Llama"], indirect=True)
+@pytest.mark.parametrize("exported", ["llama, learned"], indirect=True)
+def test_learned_positions_end(exported, ask):
+    _, folder, _ = exported
+    assert ask("refusal", folder=folder, tokens=[1] * 256) == ""
+    assert "256 positions" in ask("refusal", folder=folder, tokens=[1] * 257)
+
+
+@pytest.mark.parametrize("exported", ["rope, interpolated, BOS"], indirect=True)
+def test_interpolated_rope_knows_how_long_a_text_gets(exported, ask):
+    """With the cache and without it, and told by max_new_tokens: one set of angles for the whole text."""
+    _, folder, settings = exported
+    tokens = list(TEXT.encode()[:70])
+    whole = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[]))
+    first = np.array(ask("chunked", folder=folder, tokens=tokens[:40], cuts=[]))
+    assert np.max(np.abs(first - whole[:40])) > 100 * CLOSE
+    prompt = prompt_of(settings)
+    cached, plain = (
+        ask("generate", folder=folder, prompts=[prompt], count=60, cache=cache)[0] for cache in (True, False)
+    )
+    check_greedy(ask, folder, prompt, cached, plain)
+
+
+@pytest.mark.parametrize("exported", ["goat, free slope", "Llama", "GPT-2", "alibi"], indirect=True)
 def test_bf16_is_near(exported, ask, shard, tmp_path):
     run, folder, settings = exported
     assert export_hf.main([str(run), str(tmp_path / "bf16"), "--dtype", "bf16"]) == 0
@@ -223,41 +239,71 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("tied", "dtype", "shard_size"), [(True, "float32", "5GB"), (False, "bfloat16", "20KB")]
-)
-def test_a_llama_is_the_same_here(ask, shard, run_binary, tmp_path, tied, dtype, shard_size):
-    there, run = tmp_path / "there", tmp_path / "run"
-    keys = LLAMA | {"tie_word_embeddings": tied}
-    ask("make", folder=there, kind="Llama", keys=keys, seed=tied + 1, dtype=dtype, shard=shard_size)
-    assert (there / "model.safetensors.index.json").exists() is (shard_size == "20KB")
+GPT2 = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+GPT2 |= {"bos_token_id": None, "eos_token_id": None}
+STORED = [
+    ("float32", "5GB"),
+    ("float16", "5GB"),
+    ("bfloat16", "5GB"),
+    ("float32", "20KB"),
+    ("float16", "20KB"),
+]
+STORED += [("bfloat16", "20KB")]
+
+
+def check_import(ask, run_binary, shard, tmp_path, there, lengths):
+    """The folder becomes a run whose losses and greedy text are those of `transformers`."""
+    run = tmp_path / "run"
     assert import_hf.main([str(there), str(run)]) == 0
-    ours = our_losses(run_binary, run, shard, tmp_path, (64,), 512)[64]
-    inputs, targets = blocks(64, 8, {})
-    theirs = np.array(ask("losses", folder=there, tokens=inputs, targets=targets))
-    assert np.max(np.abs(theirs - ours)) < CLOSE and ours.std() > 0.5
+    ours = our_losses(run_binary, run, shard, tmp_path, lengths, 4 * max(lengths))
+    for length in lengths:
+        inputs, targets = blocks(length, len(ours[length]), {})
+        theirs = np.array(ask("losses", folder=there, tokens=inputs, targets=targets))
+        check_losses(length, ours[length], theirs)
     prompt = list(b"12 goats")
     made = greedy(run_binary, run, tmp_path, prompt, 200)
     check_greedy(ask, there, prompt, made, *ask("generate", folder=there, prompts=[prompt], count=200))
 
 
-def test_the_mapping_of_a_gpt2_is_its_own(ask, tmp_path, monkeypatch):
-    """The program has no learned positions: the folder goes to a run and back, and computes the same."""
-    import hf_models
+@pytest.mark.parametrize(("dtype", "shard_size"), STORED)
+@pytest.mark.parametrize(
+    ("kind", "keys", "lengths"),
+    [("Llama", LLAMA, (64, 128)), ("GPT2", GPT2, (64, 256))],
+    ids=["Llama", "GPT-2"],
+)
+def test_their_models_are_the_same_here(
+    ask, shard, run_binary, tmp_path, kind, keys, lengths, dtype, shard_size
+):
+    keys = keys | {"tie_word_embeddings": dtype != "bfloat16"}
+    ask("make", folder=tmp_path / "there", kind=kind, keys=keys, seed=1, dtype=dtype, shard=shard_size)
+    assert (tmp_path / "there" / "model.safetensors.index.json").exists() is (shard_size == "20KB")
+    check_import(ask, run_binary, shard, tmp_path, tmp_path / "there", lengths)
 
-    monkeypatch.setattr(hf_models, "ATTENTIONS", (*hf_models.ATTENTIONS, "learned"))
-    keys = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+
+OURS = [name for name in VARIANTS if class_of(name) == "GoatForCausalLM" and "BOS" not in name]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_models_with_random_weights_are_the_same_here(ask, shard, run_binary, tmp_path, name):
+    """modeling_goat.py makes the model, and `transformers` stores it."""
+    settings = SETTINGS | VARIANTS[name]
+    spelled = {"true": True, "false": False}
+    changes = {k: spelled.get(v, v) for k, v in settings.items() if k.partition(".")[0] in ("model", "prior")}
+    for key in ("prior.init", "prior.sink_init_scale"):
+        del changes[key]
+    length = settings["data.seq_len"]
+    config = config_with({"model.vocab": 256, "data.seq_len": length} | changes)
+    keys = hf_models.Goat.keys(config) | {"bos_token_id": None, "eos_token_id": None}
+    ask("make_ours", folder=tmp_path / "there", keys=keys, seed=len(name))
+    check_import(ask, run_binary, shard, tmp_path, tmp_path / "there", (TRAINED, LONG))
+
+
+@pytest.mark.parametrize(("dtype", "shard_size"), [("bfloat16", "20KB"), ("float16", "5GB")])
+def test_our_models_in_fewer_bits_are_the_same_here(ask, shard, run_binary, tmp_path, dtype, shard_size):
+    keys = hf_models.Goat.keys(config_with({"model.vocab": 256, "model.attention": "goat+rope_pi"}))
     keys |= {"bos_token_id": None, "eos_token_id": None}
-    ask("make", folder=tmp_path / "there", kind="GPT2", keys=keys, seed=3)
-    assert import_hf.main([str(tmp_path / "there"), str(tmp_path / "run")]) == 0
-    assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "back")]) == 0
-    assert ask("describe", folder=tmp_path / "back")["class"] == "GPT2LMHeadModel"
-    inputs, targets = blocks(48, 4, {})
-    first, second = (
-        np.array(ask("losses", folder=tmp_path / name, tokens=inputs, targets=targets))
-        for name in ("there", "back")
-    )
-    assert np.array_equal(first, second) and first.std() > 0.5
+    ask("make_ours", folder=tmp_path / "there", keys=keys, seed=5, dtype=dtype, shard=shard_size)
+    check_import(ask, run_binary, shard, tmp_path, tmp_path / "there", (16, 64))
 
 
 # Tokenizers and lm_eval
