@@ -328,7 +328,7 @@ def import_folder(arguments):
         f"{arguments.run}: {model['block']} block, {model['attention']}, {model['layers']} layers, "
         f"width {model['width']}, trained at length {config['data']['seq_len']}"
     )
-    console.say(f"Tokenizer: {tokenizer or 'none found; name one by --tokenizer-dir'}")
+    console.say(f"Tokenizer: {tokenizer or 'none found; sample takes one by --tokenizer-dir'}")
     if arguments.train == DEFAULT_TRAIN:
         console.say(f"To train on, name the data: --resume --set data.train='...' (here {DEFAULT_TRAIN})")
 
