@@ -173,6 +173,35 @@ def test_the_program_evaluates_samples_and_trains_on(llama, tmp_path, binary, ru
     assert len(losses) == 30 and losses[-1] < 0.8 * losses[0]
 
 
+def test_a_gpt2_samples_text_by_its_own_tokenizer(tmp_path, rng, tiny, byte_ids, binary):
+    config = config_with(GPT2 | {"model.vocab": 263})
+    tensors = theirs(rng, hf_models.Gpt2, config)
+    folder = write_hf_folder(
+        tmp_path / "gpt2", hf_models.Gpt2, config, tensors, dtype="BF16", shards=3, bos_token_id=262
+    )
+    for theirs_name, ours in (("merges.txt", "vocab.bpe"), ("vocab.json", "encoder.json")):
+        shutil.copy(tiny / ours, folder / theirs_name)
+    import_it(folder, tmp_path / "run")
+    words = [
+        "sample",
+        "--checkpoint",
+        tmp_path / "run",
+        "--device",
+        "cpu",
+        "--prompt",
+        "the",
+        "--tokens",
+        "12",
+    ]
+    done = subprocess.run([binary, *words, "--json", tmp_path / "text.json"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"tokenizer gpt2" in done.stderr and done.stdout.startswith(b"the")
+    assert len(json.loads((tmp_path / "text.json").read_text())[0]["tokens"]) == 12
+    # BOS, "the" and 14 more fill the 16 positions that the model has learned.
+    longer = subprocess.run([binary, *words[:-1], "15"], capture_output=True)
+    assert longer.returncode == 2 and b"up to 16 tokens" in longer.stderr
+
+
 def test_there_and_back_is_the_same_bytes(llama, tmp_path, run_binary):
     """The program writes the run again: its own checkpoint of the last step is exported and imported."""
     folder, *_ = llama({"model.tied": False})

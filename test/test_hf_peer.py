@@ -379,25 +379,14 @@ metric_list: [{{metric: acc}}]
 """
 
 
-def test_lm_eval_takes_a_folder(ask, binary, shard, tmp_path):
-    settings = SETTINGS | {"data.train": shard}
-    words = [
-        binary,
-        "--config",
-        "shakespeare",
-        "--device",
-        "cpu",
-        "--out",
-        tmp_path / "run",
-        *flags(settings),
-    ]
-    subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
-    assert export_hf.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+@pytest.mark.parametrize("exported", ["goat, free slope", "Llama", "GPT-2", "alibi"], indirect=True)
+def test_lm_eval_takes_a_folder(exported, ask, tmp_path):
+    _, folder, _ = exported
     questions = [{"question": f"{n} goats ate {n * n}", "answer": 0} for n in range(12, 18)]
     (tmp_path / "goats.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "goats.yaml").write_text(TASK.format(data=tmp_path / "goats.jsonl"))
-    arguments = f"pretrained={tmp_path / 'out'},trust_remote_code=True,dtype=float32,prefix_token_id=10"
+    arguments = f"pretrained={folder},trust_remote_code=True,dtype=float32,prefix_token_id=10"
     words = [PEER, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--tasks", "goats",
              "--device", "cpu", "--batch_size", "1", "--include_path", tmp_path / "tasks",
              "--output_path", tmp_path / "results",
@@ -411,5 +400,5 @@ def test_lm_eval_takes_a_folder(ask, binary, shard, tmp_path):
     for sample in samples:
         for choice, answer in zip(("hats", "coats"), sample["filtered_resps"], strict=True):
             text, end = list(f"{sample['doc']['question']} {choice}".encode()), len(choice) + 1
-            (losses,) = ask("losses", folder=tmp_path / "out", tokens=[text[:-1]], targets=[text[1:]])
+            (losses,) = ask("losses", folder=folder, tokens=[text[:-1]], targets=[text[1:]])
             assert float(answer[0]) == pytest.approx(-sum(losses[-end:]), abs=1e-3)
