@@ -4,7 +4,8 @@
 #   test        (default) also what the simulated GPU and its tests need: CUDA's headers (not nvcc) where there is no CUDA toolkit, and cuobjdump where
 #               nvcc comes without it, both as wheels in .venv
 #   lint        also clang's tools, for make lint, make format and make fuzz
-#   hf          only PyTorch, transformers and lm_eval (6 GB), in an environment of their own, .venv-hf: test/test_hf_peer.py compares with them
+#   hf          only PyTorch, transformers, lm_eval and goat-attention (6 GB), in an environment of their own, .venv-hf:
+#               test/test_hf_peer.py and test/test_goat_attention.py compare with them
 # Safe to run again: what is there is left alone. Where it may not install (no root, no sudo), it lists what is missing and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -73,7 +73,7 @@ def code_of(model):
 
 
 def chunked(folder, tokens, cuts):
-    """Logits [T, V] of a sequence that is given in pieces, with the cache, and its length with each of them."""
+    """Logits [T, V] of a sequence that is given in pieces, with the cache and its length."""
     model, parts, given = model_of(folder, "float32"), [], {"total_length": len(tokens)}
     name = code_of(model).CACHE
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):

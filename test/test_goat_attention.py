@@ -1,5 +1,6 @@
-"""import_goat_attention.py: the attention of the package goat-attention against ours, NumPy's and the program's,
-on the same weights. Needs .venv-hf, which scripts/setup.sh hf makes; without it all of this is skipped."""
+"""import_goat_attention.py: the attention of the package goat-attention against ours on the same weights, as
+NumPy and as the program computes it. Needs .venv-hf, which scripts/setup.sh hf makes; without it all of this
+is skipped."""
 
 import subprocess
 
@@ -38,7 +39,8 @@ LAYERS = {
 
 @pytest.fixture
 def made(ask, tmp_path, rng):
-    """made(options, scale=1): a GoatAttention with random weights, in a folder; skipped without the package."""
+    """made(options, prior_scale=1): a folder with a GoatAttention of random weights; skips without the
+    package."""
     if not ask("has_package", name="goat"):
         pytest.skip(f"{PEER} has no package goat-attention: scripts/setup.sh hf installs it")
 
@@ -68,8 +70,8 @@ def normed_embeddings(rng, width, used, tokens):
 
 
 def one_layer(layer, norm, embedding):
-    """The tensors of a gpt model with this attention, an MLP of zeros, and a head that gives each coordinate of
-    the final norm a logit of its own, and token 0 a logit of 0."""
+    """The tensors of a gpt model with this attention, an MLP of zeros, and a head that gives each coordinate
+    of the final norm a logit of its own, and token 0 a logit of 0."""
     vocab, width = embedding.shape
     ones, zeros = np.ones(width, np.float32), np.zeros(width, np.float32)
     head = np.zeros((vocab, width), np.float32)
@@ -105,8 +107,8 @@ def through_numpy(config, tensors, x):
 
 
 def through_the_program(run_binary, folder, config, tensors, prefix, positions):
-    """Attention's output [positions, C], found from the losses of eval: those of all targets at a position tell
-    its logits, these the final norm's output, and the last two channels that norm's scale and mean."""
+    """Attention's output [positions, C], found from the losses of eval: those of all targets at a position
+    tell its logits, these the final norm's output, and the last two channels that norm's scale and mean."""
     write_run(folder / "run", config, [(k, v.shape, lambda v=v: v) for k, v in tensors.items()], "", {})
     width, length = config["model"]["width"], len(prefix)
     sequences = np.zeros((len(positions), width + 1, length), int)
@@ -115,8 +117,9 @@ def through_the_program(run_binary, folder, config, tensors, prefix, positions):
         sequences[n, :, position] = np.arange(width + 1)
     shard = folder / "all_targets.bin"
     write_shard(shard, sequences.ravel())
-    run_binary("eval", "--checkpoint", folder / "run", "--device", "cpu", "--data", shard, "--lengths", length,
-               "--tokens", sequences.size, "--per-token", folder / "nll.npy")  # fmt: skip
+    run_binary("eval", "--checkpoint", folder / "run", "--device", "cpu", "--data", shard,
+               "--lengths", length, "--tokens", sequences.size,
+               "--per-token", folder / "nll.npy")  # fmt: skip
     losses = np.load(folder / "nll.npy").astype(np.float64).reshape(sequences.shape)
     losses = np.stack([losses[n, :, position] for n, position in enumerate(positions)])
     unit = losses[:, :1] - losses[:, 1:]

@@ -40,7 +40,9 @@ VARIANTS = {
     "rope": {"model.attention": "rope", "model.rope_base": 100},
     "none": {"model.attention": "none"},
     "alibi": {"model.attention": "alibi"},
-    "alibi of three heads, learned": {"model.attention": "alibi_learned", "model.heads": 3, "model.width": 36},
+    "alibi of three heads, learned": {
+        "model.attention": "alibi_learned", "model.heads": 3, "model.width": 36,
+    },
     "rope in part": {"model.attention": "rope", "model.rope_fraction": 0.4},
     "rope, interpolated, BOS": {"model.attention": "rope_pi", "data.block": "bos", "data.bos": 10},
     "sinusoidal": {"model.attention": "sinusoidal"},
