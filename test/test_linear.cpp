@@ -75,7 +75,7 @@ TEST_CASE("linear forward: few rows match float64 at odd widths, with and withou
   Rng rng(seed);
   for (const auto& [name, dtype] : variants()) {
     const auto device = open_tested(name);
-    for (const std::int64_t tokens : {1, 2, 3, 4, 5})
+    for (const std::int64_t tokens : {1, 2, 3, 4, 5, 8, 9})
       for (const auto& [in, columns] : {std::pair<std::int64_t, std::int64_t>{15, 4},
                                         {16, 5},
                                         {31, 18},
@@ -103,7 +103,7 @@ TEST_CASE(
   const auto device = open_tested("cpu");
   Rng rng(fresh_seed());
   for (const auto& [in, columns] : {std::pair<std::int64_t, std::int64_t>{37, 5}, {150, 203}}) {
-    const auto x = Operand::normal(*device, rng, {4, in}, "x"),
+    const auto x = Operand::normal(*device, rng, {8, in}, "x"),
                weight = Operand::normal(*device, rng, {columns, in}, "weight"),
                bias = Operand::normal(*device, rng, {columns}, "bias");
     const auto rows = [&](std::int64_t first, std::int64_t count) {
@@ -111,8 +111,8 @@ TEST_CASE(
       device->run(LinearForward{out, x.tensor().slice(0, first, count), weight, bias});
       return out.values();
     };
-    const Values together = rows(0, 4);
-    for (std::int64_t row = 0; row < 4; ++row)
+    const Values together = rows(0, 8);
+    for (std::int64_t row = 0; row < 8; ++row)
       CHECK(rows(row, 1) == Values(together.begin() + row * columns, together.begin() + (row + 1) * columns));
     check_schedules("cpu", [&] { return rows(1, 3); });
   }

@@ -95,12 +95,19 @@ struct Piece {
   }
 };
 
+// Asks for the rows that follow `keys_at_once` rows of one head, so that they come while those are used.
+SIMD_INLINE void prefetch_next(const float* first, Index row, Index head_dim) {
+  for (int key = keys_at_once; key < 2 * keys_at_once; ++key)
+    for (Index c = 0; c < head_dim; c += dot_lanes) __builtin_prefetch(first + key * row + c);
+}
+
 // weights <- <q, k> for `count` keys from `key` on and the heads of q that share `key_head` of k.
 template <int count>
 SIMD_INLINE void score_keys(const Piece& piece, const Sequence& q, const Sequence& k, Index key,
                             Index key_head) {
   const Extents& extents = piece.extents;
   const float* first = k.at(piece.first_key + key, key_head);
+  prefetch_next(first, k.row, extents.head_dim);
   float* weights = piece.weights + key_head * extents.rows_of_key_head() * piece_keys + key;
   for (Index head = key_head * extents.group; head < (key_head + 1) * extents.group; ++head)
     for (Index query = 0; query < extents.t_q; ++query, weights += piece_keys)
@@ -149,6 +156,7 @@ SIMD_INLINE void add_values(float* __restrict out, const float* weights, const f
 SIMD_INLINE void add_values_of_head(const Piece& piece, const Sequence& v, Index key, Index key_head) {
   const Extents& extents = piece.extents;
   const float* first = v.at(piece.first_key + key, key_head);
+  prefetch_next(first, v.row, extents.head_dim);
   const Index first_row = key_head * extents.rows_of_key_head();
   const float* weights = piece.weights + first_row * piece_keys + key;
   float* out = piece.results.out + first_row * extents.head_dim;

@@ -8,7 +8,7 @@
 namespace goat {
 
 namespace {
-constexpr std::int64_t most_rows = 4;
+constexpr std::int64_t most_rows = 8;
 constexpr int weights_at_once = 4;            // hides the latency of a multiply-add
 constexpr std::int64_t block_weights = 16;    // rows of the weight in a work item; a cache line of out
 constexpr std::int64_t one_thread = 1 << 14;  // elements of the weight that one thread reads sooner than two
