@@ -14,7 +14,7 @@ void CpuDevice::launch(const EmbeddingForward& op) {
   float* out = op.out.as<float>();
   const std::int32_t* ids = op.tokens.as<std::int32_t>();
   const float* table = op.table.as<float>();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (tokens > 1)
   for (std::int64_t n = 0; n < tokens; ++n) std::copy_n(table + ids[n] * width, width, out + n * width);
 }
 

@@ -50,7 +50,7 @@ void CpuDevice::launch(const GeluForward& op) {
   const std::int64_t count = op.x.elements();
   const float* x = op.x.as<float>();
   float* out = op.out.as<float>();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (count > block_size)
   for (std::int64_t first = 0; first < count; first += block_size)
     gelu(out + first, x + first, std::min(block_size, count - first));
 }

@@ -78,7 +78,7 @@ void CpuDevice::launch(const LayerNormForward& op) {
               *bias = op.bias.as<float>();
   float *out = op.out.as<float>(), *sum = op.sum.as<float>(), *mean = op.mean.as<float>(),
         *rstd = op.rstd.as<float>();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows > 1)
   for (std::int64_t n = 0; n < rows; ++n) {
     const std::int64_t at = n * width;
     if (residual) add_residual(sum + at, x + at, residual + at, width);

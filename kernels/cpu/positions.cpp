@@ -17,7 +17,7 @@ void CpuDevice::launch(const AddPositions& op) {
                      tokens = op.stream.shape[0] * length;
   float* stream = op.stream.as<float>();
   const float* table = op.table.as<float>() + op.first_position * width;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (tokens > 1)
   for (std::int64_t n = 0; n < tokens; ++n) add_row(stream + n * width, table + n % length * width, width);
 }
 

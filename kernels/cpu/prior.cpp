@@ -40,7 +40,7 @@ template <class Write>
 void for_each_head_row(const Tensor& x, std::int64_t content_dim, Write write) {
   const std::int64_t batch = x.shape[0], rows = x.shape[1], heads = x.shape[2];
   float* lanes = x.as<float>() + content_dim;
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (batch * rows > 1)
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t t = 0; t < rows; ++t)
       for (std::int64_t h = 0; h < heads; ++h)

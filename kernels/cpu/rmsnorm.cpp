@@ -45,7 +45,7 @@ void CpuDevice::launch(const RmsNormForward& op) {
   const std::int64_t rows = op.x.shape[0], width = op.x.shape[1];
   const float *x = op.x.as<float>(), *residual = op.residual.as<float>(), *weight = op.weight.as<float>();
   float *out = op.out.as<float>(), *sum = op.sum.as<float>(), *rstd = op.rstd.as<float>();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows > 1)
   for (std::int64_t n = 0; n < rows; ++n) {
     const std::int64_t at = n * width;
     if (residual) add_residual(sum + at, x + at, residual + at, width);

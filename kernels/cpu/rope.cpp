@@ -25,7 +25,7 @@ SIMD_CLONES void rotate_heads(float* x, std::int64_t heads, std::int64_t head_st
 void rotate(const Tensor& x, const float* table, float direction) {
   const std::int64_t batch = x.shape[0], rows = x.shape[1], half = x.shape[3] / 2;
   float* data = x.as<float>();
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (batch * rows > 1)
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t t = 0; t < rows; ++t)
       rotate_heads(data + b * x.stride[0] + t * x.stride[1], x.shape[2], x.stride[2], half,

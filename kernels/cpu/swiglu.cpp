@@ -38,7 +38,7 @@ void CpuDevice::launch(const SwigluForward& op) {
   const std::int64_t gate_stride = op.gate.stride[0], up_stride = op.up.stride[0];
   const float *gate = op.gate.as<float>(), *up = op.up.as<float>();
   float* out = op.out.as<float>();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows > 1)
   for (std::int64_t n = 0; n < rows; ++n)
     swiglu_row(out + n * width, gate + n * gate_stride, up + n * up_stride, width);
 }
