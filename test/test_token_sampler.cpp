@@ -1,8 +1,10 @@
 // The token sampler against exact probabilities.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "test/catch.h"
 #include "test/operand.h"
@@ -122,6 +124,38 @@ TEST_CASE("sampler: among equal logits, top-k and top-p keep the lowest ids") {
   std::fill_n(first_four.begin(), 4, 1.0);
   check_distribution(counts_of({.top_k = 4}, equal, draws), first_four);
   check_distribution(counts_of({.top_p = 0.35}, equal, draws), first_four);
+}
+
+// Tokens of weight 0 change no sum, so that the draws must be the same to the bit.
+TEST_CASE("sampler: among thousands of tokens, top-k and top-p draw as if the others were impossible") {
+  const std::uint64_t seed = goat::test::fresh_seed();
+  INFO("seed " << seed);
+  Rng rng(seed);
+  std::normal_distribution<float> normal;
+  for (const double width : {0.01, 1.0, 4.0}) {  // from nearly all tokens to a few
+    std::vector<float> logits(3000);
+    for (float& logit : logits) logit = static_cast<float>(width) * normal(rng);
+    const std::vector<double> weights = softmax_weights(logits, 1);
+    std::vector<std::size_t> order(logits.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return logits[a] > logits[b]; });
+    for (const SamplingRule& rule : {SamplingRule{.top_k = 700}, SamplingRule{.top_p = 0.9}}) {
+      const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+      std::vector<float> possible(logits.size(), -1e30f);
+      double held = 0;
+      for (std::size_t n = 0; n < order.size(); ++n) {
+        if (rule.top_k > 0 ? static_cast<std::int64_t>(n) == rule.top_k : held >= rule.top_p * all) break;
+        possible[order[n]] = logits[order[n]];
+        held += weights[order[n]];
+      }
+      INFO("width " << width << ", top-k " << rule.top_k << ", top-p " << rule.top_p);
+      TokenSampler limited(rule, seed), free({}, seed);
+      int different = 0;
+      for (std::uint64_t n = 0; n < 500; ++n)
+        different += limited.sample(logits, n) != free.sample(possible, n);
+      CHECK(different == 0);
+    }
+  }
 }
 
 TEST_CASE("sampler: rounding that swaps two nearly equal logits changes no draw") {

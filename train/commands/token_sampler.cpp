@@ -15,6 +15,8 @@ void require(bool holds, const char* option, const std::string& value, const cha
   if (!holds) throw ConfigError(std::string(option) + " " + value + ": expected " + allowed);
 }
 
+constexpr std::size_t first_sorted = 256;  // of the most likely candidates
+
 // Uniform in [0, 1) with 53 bits.
 double uniform_number(std::uint64_t seed, std::uint64_t index) {
   const PhiloxBlock words = philox(seed, RandomStream::sample, index, 0);
@@ -52,16 +54,14 @@ std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t i
   if (rule_.temperature == 0) return static_cast<std::int32_t>(best);
 
   candidates_.clear();
-  for (std::size_t id = 0; id < logits.size(); ++id) {
-    const double below_best = static_cast<double>(logits[id]) - static_cast<double>(logits[best]);
-    candidates_.push_back(
-        {logits[id], static_cast<std::int32_t>(id), std::exp(below_best / rule_.temperature)});
-  }
+  for (std::size_t id = 0; id < logits.size(); ++id)
+    candidates_.push_back({logits[id], static_cast<std::int32_t>(id), 0});
   if (rule_.top_k > 0) keep_most_likely(static_cast<std::size_t>(rule_.top_k));
+  for (Candidate& candidate : candidates_) {
+    const double below_best = static_cast<double>(candidate.logit) - static_cast<double>(logits[best]);
+    candidate.weight = std::exp(below_best / rule_.temperature);
+  }
   if (rule_.top_p < 1) keep_mass(rule_.top_p);
-  // Rounding may swap two tokens with nearly equal logits. Sorting by id makes the draw independent
-  // of such swaps.
-  std::ranges::sort(candidates_, {}, &Candidate::id);
 
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
@@ -73,25 +73,43 @@ std::int32_t TokenSampler::sample(std::span<const float> logits, std::uint64_t i
   return candidates_[chosen].id;
 }
 
-// Keeps only the `count` most likely candidates, in order.
-void TokenSampler::keep_most_likely(std::size_t count) {
-  count = std::min(count, candidates_.size());
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
-                    candidates_.end(), [](const Candidate& a, const Candidate& b) {
-                      return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-                    });
+// Rounding may swap two tokens with nearly equal logits. The order of the ids makes the draw independent of
+// such swaps.
+void TokenSampler::keep_first(std::size_t count) {
   candidates_.resize(count);
+  std::ranges::sort(candidates_, {}, &Candidate::id);
 }
 
-// Keeps the smallest number of most likely candidates that hold `share` of the weight.
+bool TokenSampler::more_likely(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+// Keeps only the `count` most likely candidates, in the order of their ids.
+void TokenSampler::keep_most_likely(std::size_t count) {
+  if (count >= candidates_.size()) return;
+  std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
+                   candidates_.end(), more_likely);
+  keep_first(count);
+}
+
+// Keeps the smallest number of most likely candidates that hold `share` of the weight, in the order of their
+// ids. They are few as a rule, so that only as many are sorted, and four times more as often as they do not
+// suffice.
 void TokenSampler::keep_mass(double share) {
-  keep_most_likely(candidates_.size());
-  double total = 0;
+  double total = 0, sum = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
   std::size_t kept = 0;
-  for (double sum = 0; kept < candidates_.size() && sum < share * total; ++kept)
+  for (std::size_t sorted = 0; kept < candidates_.size() && sum < share * total; ++kept) {
+    if (kept == sorted) {
+      sorted = std::min(candidates_.size(), std::max(first_sorted, 4 * kept));
+      const auto first = candidates_.begin() + static_cast<std::ptrdiff_t>(kept),
+                 last = candidates_.begin() + static_cast<std::ptrdiff_t>(sorted);
+      if (last != candidates_.end()) std::nth_element(first, last, candidates_.end(), more_likely);
+      std::sort(first, last, more_likely);
+    }
     sum += candidates_[kept].weight;
-  candidates_.resize(kept);
+  }
+  keep_first(kept);
 }
 
 }  // namespace goat

@@ -36,6 +36,8 @@ class TokenSampler {
     std::int32_t id;
     double weight;  // probability up to a common factor
   };
+  static bool more_likely(const Candidate& a, const Candidate& b);
+  void keep_first(std::size_t count);
   void keep_most_likely(std::size_t count);
   void keep_mass(double share);
 
