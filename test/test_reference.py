@@ -35,7 +35,7 @@ VARIANTS = {
     "goat+forget": {"model.attention": "goat+forget"},
     "goat, one head of keys": {"model.kv_heads": 1},
     "goat, without biases": {"model.bias": "false", "model.norm_eps": 0.01},
-    "llama, goat+rope+forget, two heads of keys for four, normed, biases": {
+    "llama, goat+rope+forget, two heads of keys for four, normed, biases": SLOWLY | {
         "model.block": "llama",
         "model.attention": "goat+rope+forget",
         "model.heads": 4,
