@@ -265,6 +265,7 @@ def test_the_simulated_gpu_trains(run_binary, tmp_path):
     assert "resuming in fp32; the steps before were computed in bf16" in result.stderr
     on_cpu = ["--checkpoint", tmp_path / "run", "--device", "cpu"]
     for precision in ("bf16", "fp32"):
-        run_binary("eval", *on_cpu, "--precision", precision, "--tokens", 256, "--json", tmp_path / "cpu.json")
+        at = ["--precision", precision, "--json", tmp_path / "cpu.json"]
+        run_binary("eval", *on_cpu, *at, "--tokens", 256)
         nll = json.loads((tmp_path / "cpu.json").read_text())["results"][0]["nll"]
         assert nll == pytest.approx(second, abs=1e-3)

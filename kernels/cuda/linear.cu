@@ -74,7 +74,11 @@ __global__ void __launch_bounds__(spread_threads)
 }
 
 Product product_of(const LinearForward& op) {
-  return {.out = op.out, .left = {op.x, false}, .right = {op.weight, true}, .bias = op.bias, .factors = op.factors};
+  return {.out = op.out,
+          .left = {op.x, false},
+          .right = {op.weight, true},
+          .bias = op.bias,
+          .factors = op.factors};
 }
 
 Product product_of(const LinearBackwardInput& op) {
@@ -189,8 +193,8 @@ void CudaDevice::launch(const LinearGeluForward& op) {
   const Product product = product_of(op);
   if (op.epilogue == Epilogue::library && gemm_->supports(product))
     return gemm_->multiply(product, workspace);
-  launch(
-      LinearForward{.out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias, .factors = op.factors});
+  launch(LinearForward{
+      .out = op.projected, .x = op.x, .weight = op.weight, .bias = op.bias, .factors = op.factors});
   CudaDevice::launch(GeluForward{.out = op.out, .x = op.projected});
 }
 
