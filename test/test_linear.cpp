@@ -114,6 +114,12 @@ TEST_CASE(
     const Values together = rows(0, 8);
     for (std::int64_t row = 0; row < 8; ++row)
       CHECK(rows(row, 1) == Values(together.begin() + row * columns, together.begin() + (row + 1) * columns));
+    for (const std::int64_t column : {0, 1, 4}) {  // that of one row of the weight alone
+      const Operand out(*device, DType::f32, {1, 1}, "out");
+      device->run(LinearForward{out, x.tensor().slice(0, 0, 1), weight.tensor().slice(0, column, 1),
+                                bias.tensor().slice(0, column, 1)});
+      CHECK(out.values()[0] == together[static_cast<std::size_t>(column)]);
+    }
     check_schedules("cpu", [&] { return rows(1, 3); });
   }
 }
