@@ -244,7 +244,7 @@ void decode(const AttentionForward& op, void* workspace) {
                     memory.of_piece(extents, b, piece)},
                    extents.key_heads * block / blocks, extents.key_heads * (block + 1) / blocks);
     }
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (Index row = 0; row < extents.batch * rows; ++row)
       merge_row(op, extents, memory, row / rows, row % rows);
   }
