@@ -21,7 +21,8 @@ using Floats = std::vector<float>;
 // The unit of a parameter, by its name.
 std::size_t unit_of(const std::string& name, std::int64_t layers) {
   if (name.starts_with("blocks.")) return static_cast<std::size_t>(std::stoi(name.substr(7))) + 1;
-  return name.starts_with("embedding") ? 0 : static_cast<std::size_t>(layers) + 1;
+  const bool embedding = name.starts_with("embedding") || name.starts_with("position_embedding");
+  return embedding ? 0 : static_cast<std::size_t>(layers) + 1;
 }
 
 Floats floats_of(Device& device, const Tensor& tensor) {
