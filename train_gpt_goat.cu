@@ -16,6 +16,7 @@
 #include "train/model/model_parameters.h"
 #include "train/profile/profile.h"
 #include "train/replicas/on_all_ranks.h"
+#include "train/run/checkpoint.h"
 #include "train/run/find_model.h"
 #include "train/run/initial_weights.h"
 #include "train/run/resume.h"
@@ -106,15 +107,16 @@ void check_data(DataRecord& data, const Config& config, const SharedRun& run, bo
 }
 
 // What a new run starts with, if the command line names another one's weights.
-std::optional<InitialWeights> initial_weights(const TrainOptions& options, SharedRun& run,
-                                              const Trainer& trainer, const DataRecord& data, Ranks& ranks) {
+std::optional<InitialWeights> initial_weights(const TrainOptions& options, const Config& config,
+                                              SharedRun& run, const Trainer& trainer, const DataRecord& data,
+                                              Ranks& ranks) {
   if (options.init_from.empty()) return std::nullopt;
   if (run.resumed()) {
     if (ranks.first()) print_note("--init-from has no effect: the run in the folder goes on");
     return std::nullopt;
   }
   InitialWeights weights =
-      match_weights(find_model(options.init_from, "--init-from", *ranks.group), trainer.parameters());
+      match_weights(find_model(options.init_from, "--init-from", *ranks.group), config, trainer.parameters());
   if (!ranks.first()) return weights;
   const std::string& before = weights.from.manifest.data.tokenizer;
   if (!before.empty() && !data.tokenizer.empty() && before != data.tokenizer)
@@ -149,7 +151,7 @@ int train_as_rank(const TrainOptions& options, const Config& asked, Device& devi
   const RunState state = run.resumed() ? state_to_continue(config, *run.resumed()) : RunState{};
   Trainer trainer(config, device, *training, validation.get(), state, &ranks);
   trainer.require_memory();
-  const std::optional<InitialWeights> weights = initial_weights(options, run, trainer, data, ranks);
+  const std::optional<InitialWeights> weights = initial_weights(options, config, run, trainer, data, ranks);
   std::optional<TrainingLog> log;
   if (ranks.first()) {
     log.emplace(config, device, *run.folder(), trainer,
@@ -206,7 +208,7 @@ int profile(const TrainOptions& options, Device& device) {
 void print_initial_weights(const Config& config, const Device& device, const std::string& path) {
   ParameterSet parameters(model_dtype(config, device));
   declare_parameters(config, parameters);
-  for (const std::string& line : match_weights(find_model(path, "--init-from"), parameters).lines())
+  for (const std::string& line : match_weights(find_model(path, "--init-from"), config, parameters).lines())
     std::printf("initial weights: %s\n", line.c_str());
 }
 
@@ -228,7 +230,8 @@ int run_command(const CommandLine& line) {
       for (const std::string& note : check_resume(config, run_folder(*training))) print_note(note);
     dry_run(choice, planned_ranks(*training), run_folder(*training), *device,
             {training->tokens_per_second, training->peak_tflops});
-    if (!training->init_from.empty()) print_initial_weights(config, *device, training->init_from);
+    const bool goes_on = training->resume && !checkpoint_folders(run_folder(*training)).empty();
+    if (!training->init_from.empty() && !goes_on) print_initial_weights(config, *device, training->init_from);
     if (training->print_config) std::printf("\n%s", to_toml(config).c_str());
     return 0;
   }

@@ -71,6 +71,7 @@ def test_longer_texts_and_another_schedule_by_the_config_of_the_run(run_binary, 
     words = [word for setting in settings for word in ("--set", setting)]
     run_binary("--init-from", trained, "--out", run, *words)
     assert len(metrics_of(run)) == 3
+    assert "data.seq_len = 32, which was 16" in record_of(run)["changed_keys"]
     assert re.search(r"^seq_len = 32 ", (run / "config.toml").read_text(), re.MULTILINE)
     assert re.search(r"^width = 16 ", (run / "config.toml").read_text(), re.MULTILINE)
     assert len({line["lr"] for line in metrics_of(run)}) == 1
@@ -112,7 +113,10 @@ def test_positions_of_another_length_keep_the_rows_that_both_have(run_binary, tm
 
 
 def test_what_cannot_be_is_refused_and_leaves_no_run(run_binary, tmp_path, trained):
-    run = tmp_path / "run"
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    run_binary(*tiny_run(plain, model__attention="none"))
+    sloped = tmp_path / "sloped"
+    run_binary(*tiny_run(sloped, prior__recency="free"))
 
     def refused(code, *words, source=trained, **settings):
         result = start(run_binary, run, source, code=code, **settings)
@@ -122,6 +126,8 @@ def test_what_cannot_be_is_refused_and_leaves_no_run(run_binary, tmp_path, train
 
     refused(3, "--init-from", "q.weight", "[", "in this model", model__attention="none")
     refused(3, "--init-from", "embedding.weight", "16,16", "32,16", model__vocab=32)
+    refused(2, "model.heads", "other heads", source=plain, model__attention="none", model__heads=1)
+    refused(2, "prior.recency", "slopes", source=sloped, prior__recency="softplus")
     refused(3, "--init-from", "no such file or folder", source=tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     refused(3, "--init-from", "no complete checkpoint here", source=tmp_path / "empty")

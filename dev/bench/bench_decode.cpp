@@ -107,7 +107,7 @@ Part linear(Device& device, const Buffer& buffer, const std::string& name, std::
           }};
 }
 
-// `queries` queries to a cache [1, T, 3, H, 64] of `keys` tokens, as KvCache holds it.
+// `queries` queries to a cache [1, T, 3, H, 64] of `keys` tokens, as the trainer holds them.
 Part attention(Device& device, const Buffer& buffer, std::int64_t queries, std::int64_t keys) {
   constexpr std::int64_t heads = 12, head_dim = 64;
   const std::int64_t token = 3 * heads * head_dim, copies = buffer.floats() / (keys * token);

@@ -8,7 +8,8 @@
 
 namespace goat::attention {
 
-// Whether decode(op) is faster than tiles of queries: 1 to 4 queries in fp32, and at least one key.
+// Whether decode() takes the operation: 1 to 4 queries in fp32, and at least one key. Tiles of queries would
+// compute more rows than there are. dev/results/decode_cpu.md has measurements.
 bool decodes(const AttentionForward& op);
 
 // The bytes of its workspace, which grow with T_k and with the number of OpenMP threads.

@@ -1,6 +1,6 @@
 // The CPU device: fp32 (products also of bf16 factors), OpenMP over rows and heads, SIMD (simd.h), oneDNN for
-// GEMM. Each layer's file defines its launch(). The thread that calls a forward operation does a single row
-// alone, because that takes less time than to wake the others.
+// GEMM. Each layer's file defines its launch(). The thread that calls a norm or an elementwise forward
+// operation does a single row alone, because that takes less time than to wake the others.
 #pragma once
 
 #include "kernels/device.h"

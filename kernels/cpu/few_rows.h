@@ -5,7 +5,7 @@
 
 namespace goat {
 
-// Whether few_rows(op) is faster than a matrix library's product: 1 to 8 rows in fp32.
+// Whether few_rows() takes the operation: 1 to 8 rows in fp32. dev/results/decode_cpu.md has measurements.
 bool has_few_rows(const LinearForward& op);
 
 // Computes the operation. The bits of a row of out depend neither on the other rows nor on the number of

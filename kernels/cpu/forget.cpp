@@ -9,18 +9,6 @@
 namespace goat {
 
 namespace {
-// gates[h] = <x, weight_h> + bias[h]
-SIMD_CLONES void gates_of_token(float* gates, const float* x, const float* weight, const float* bias,
-                                std::int64_t heads, std::int64_t width) {
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const float* row = weight + h * width;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t c = 0; c < width; ++c) sum += x[c] * row[c];
-    gates[h] = sum + bias[h];
-  }
-}
-
 constexpr std::int64_t tile_columns = 64, tile_heads = 8;
 
 // dx[c] += sum over the heads of dgates[h] weight[h, c]
@@ -70,14 +58,8 @@ double forgotten(float x) {
 }
 }  // namespace
 
-// A thread owns tokens. 2 N H C FLOP. Reads x once; weight stays in cache.
 void CpuDevice::launch(const ForgetGatesForward& op) {
-  const std::int64_t tokens = op.x.shape[0], width = op.x.shape[1], heads = op.weight.shape[0];
-  const float *x = op.x.as<float>(), *weight = op.weight.as<float>(), *bias = op.bias.as<float>();
-  float* gate = op.gate.as<float>();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t n = 0; n < tokens; ++n)
-    gates_of_token(gate + n * heads, x + n * width, weight, bias, heads, width);
+  CpuDevice::launch(LinearForward{.out = op.gate, .x = op.x, .weight = op.weight, .bias = op.bias});
 }
 
 // A thread owns tokens of dx, then tiles of dweight, then heads of dbias, so that each sum has one owner and
@@ -110,7 +92,7 @@ void CpuDevice::launch(const ForgetBiasForward& op) {
   const std::int64_t batch = op.gate.shape[0], length = op.gate.shape[1], heads = op.gate.shape[2];
   const float* gate = op.gate.as<float>();
   auto* key_bias = op.key_bias.as<double>();
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (length > 1)
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t h = 0; h < heads; ++h) {
       double* row = key_bias + b * op.key_bias.stride[0] + h * op.key_bias.stride[1] + op.first_position;

@@ -108,6 +108,8 @@ PriorWeights read_prior(const TrainedModel& model, Device& device, std::int64_t 
     const auto& stored = model.parameters().stored();
     const auto tensor = std::ranges::find(stored, "blocks." + std::to_string(layer) + ".attn.prior." + name,
                                           &StoredTensor::name);
+    if (tensor == stored.end())
+      throw std::logic_error("model.attention = " + config.model.attention + " has no prior." + name);
     const std::vector<float> values = model.parameters().read(device, *tensor);
     return std::vector<double>(values.begin(), values.end());
   };

@@ -29,7 +29,7 @@ struct BlockMemory {
   QkvGradients parts;  // with qk_norm
   Tensor delta;        // f32 [B, H, T]
   Tensor dkey_bias;    // f32 [B, H, T], only if a positional part reads it
-  // f32 [C], the bias of a LayerNorm that has none, and what is written as its gradient and read by nobody.
+  // f32 [C], the bias of a LayerNorm that has none, and where its gradients add up, read by nobody.
   Tensor no_bias, no_dbias;
 
   std::int64_t first_position = 0;  // position of the pass's first token; above 0 only with a KV cache

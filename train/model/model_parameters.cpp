@@ -155,7 +155,8 @@ double flops_per_token(const Config& config) {
   const double qkvo = width * rows + width * width;
   const double mlp =
       (block_spec(config).mlp == MlpKind::swiglu ? 3 : 2) * width * static_cast<double>(config.ff_width());
-  const double matmul = layers * (qkvo + mlp) + static_cast<double>(config.model.vocab) * width;
+  const double gates = config.has_part("forget") ? static_cast<double>(config.model.heads) * width : 0;
+  const double matmul = layers * (qkvo + mlp + gates) + static_cast<double>(config.model.vocab) * width;
   return 6 * matmul + 6 * layers * width * length;
 }
 

@@ -51,6 +51,7 @@ struct SlopeGradients {
     const std::int64_t sequences = dslope.shape[0], heads = dslope.shape[1], length = dslope.shape[2];
     const Tensor no_modes = Tensor::of<float>(nullptr, {heads, 0});
     device.set_zero(dslopes.data, dslopes.bytes());
+    device.set_zero(positions.data, positions.bytes());
     device.run(PriorLanesBackward{.dalpha = no_modes,
                                   .dbeta = no_modes,
                                   .dlambda = dslopes,

@@ -8,6 +8,7 @@
 #include "train/config/counted.h"
 #include "train/files/safetensors.h"
 #include "train/run/checkpoint.h"
+#include "train/run/resume.h"
 
 namespace goat {
 
@@ -26,6 +27,8 @@ bool differs_in_rows_alone(const Shape& one, const Shape& other) {
 void load_common_rows(SafetensorsReader& file, Device& device, const ParameterSet& parameters,
                       const StoredTensor& tensor) {
   const auto entry = std::ranges::find(file.entries(), tensor.name, &SafetensorsEntry::name);
+  if (entry == file.entries().end() || !differs_in_rows_alone(entry->shape, tensor.shape))
+    throw DataError("--init-from: " + tensor.name + " has changed while it was read");
   const auto there = static_cast<std::int64_t>((entry->end - entry->begin) / sizeof(float));
   std::vector<std::vector<float>> runs;
   parameters.read_pieces(device, tensor, ParameterSet::Kind::value,
@@ -49,6 +52,21 @@ std::string names_of(const std::vector<std::string>& names) {
   if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
   return text;
 }
+
+// The keys of the model, and its training length, that differ from the checkpoint's.
+void note_changed_keys(InitialWeights& weights, const Config& config) {
+  const bool has_slope =
+      std::ranges::any_of(weights.loaded, [](const std::string& name) { return name.ends_with(".slope"); });
+  for (const auto& [name, on_resume, was, is] : changed_keys(config, weights.from)) {
+    if (on_resume.kind != OnResume::refused) continue;
+    const std::string change = name + " = " + is + ", which was " + was;
+    if (name == "model.heads" || name == "model.kv_heads")
+      throw ConfigError("--init-from: " + change + ": the rows of q, k and v would be cut into other heads");
+    if (name == "prior.recency" && has_slope)
+      throw ConfigError("--init-from: " + change + ": the stored slopes would mean others");
+    weights.changed.push_back(change);
+  }
+}
 }  // namespace
 
 std::vector<std::string> InitialWeights::lines() const {
@@ -59,6 +77,7 @@ std::vector<std::string> InitialWeights::lines() const {
   add(partly, "the positions that both models have");
   add(started, counted(std::ssize(started), "tensor") + " not there, started as configured");
   add(unused, counted(std::ssize(unused), "tensor") + " there, not in this model");
+  for (const std::string& change : changed) text.push_back("computes with " + change);
   return text;
 }
 
@@ -69,16 +88,19 @@ std::string InitialWeights::json() const {
       {"loaded", loaded},
       {"loaded_in_part", partly},
       {"started_as_configured", started},
-      {"unused", unused}};
+      {"unused", unused},
+      {"changed_keys", changed}};
   return record.dump(2) + "\n";
 }
 
-InitialWeights match_weights(const FoundCheckpoint& from, const ParameterSet& parameters) {
+InitialWeights match_weights(const FoundCheckpoint& from, const Config& config,
+                             const ParameterSet& parameters) {
   const std::filesystem::path path = from.folder / model_file;
   std::map<std::string, Shape> there;
   const SafetensorsReader file(path);
   for (const SafetensorsEntry& entry : file.entries()) there[entry.name] = entry.shape;
-  InitialWeights weights{.from = from, .loaded = {}, .partly = {}, .started = {}, .unused = {}};
+  InitialWeights weights{
+      .from = from, .loaded = {}, .partly = {}, .started = {}, .unused = {}, .changed = {}};
   for (const StoredTensor& tensor : parameters.stored()) {
     const auto entry = there.find(tensor.name);
     if (entry == there.end()) {
@@ -99,6 +121,7 @@ InitialWeights match_weights(const FoundCheckpoint& from, const ParameterSet& pa
   for (const auto& [name, shape] : there) weights.unused.push_back(name);
   if (weights.loaded.empty())
     throw DataError("--init-from: " + path.string() + " has no tensor of this model");
+  note_changed_keys(weights, config);
   return weights;
 }
 

@@ -46,19 +46,26 @@ std::string difference(const std::vector<ShardRecord>& now, const std::vector<Sh
 }
 }  // namespace
 
-std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoint& checkpoint) {
+std::vector<ChangedKey> changed_keys(const Config& now, const FoundCheckpoint& checkpoint) {
   Config before = with_defaults(config_of(checkpoint)), current = with_defaults(now);
   const std::vector<Key> old_keys = config_keys(before), new_keys = config_keys(current);
-  std::vector<std::string> notes;
+  std::vector<ChangedKey> changed;
   for (std::size_t i = 0; i < new_keys.size(); ++i) {
-    const Key& key = new_keys[i];
-    const std::string was = value_as_toml(old_keys[i]), is = value_as_toml(key);
-    if (was == is || key.on_resume.kind == OnResume::silent) continue;
-    if (key.on_resume.kind == OnResume::refused)
-      throw ConfigError("--resume: " + key.name + " = " + is + ", but the run in the folder has " + was +
-                        ": " + key.on_resume.reason + "; leave the key as it was, or give another --out");
-    const bool begun = key.on_resume.kind == OnResume::begun;
-    notes.push_back("resuming with " + key.name + " = " + is + ", which was " + was +
+    const std::string was = value_as_toml(old_keys[i]), is = value_as_toml(new_keys[i]);
+    if (was != is) changed.push_back({new_keys[i].name, new_keys[i].on_resume, was, is});
+  }
+  return changed;
+}
+
+std::vector<std::string> compare_configs(const Config& now, const FoundCheckpoint& checkpoint) {
+  std::vector<std::string> notes;
+  for (const auto& [name, on_resume, was, is] : changed_keys(now, checkpoint)) {
+    if (on_resume.kind == OnResume::silent) continue;
+    if (on_resume.kind == OnResume::refused)
+      throw ConfigError("--resume: " + name + " = " + is + ", but the run in the folder has " + was + ": " +
+                        on_resume.reason + "; leave the key as it was, or give another --out");
+    const bool begun = on_resume.kind == OnResume::begun;
+    notes.push_back("resuming with " + name + " = " + is + ", which was " + was +
                     (begun ? ": no effect, only the start of a run reads it" : ""));
   }
   return notes;

@@ -7,9 +7,18 @@
 
 #include "data/token_source.h"
 #include "train/config/config.h"
+#include "train/config/config_keys.h"
 #include "train/run/newest_checkpoint.h"
 
 namespace goat {
+
+// A key whose value differs from that in a checkpoint.
+struct ChangedKey {
+  std::string name;
+  OnResume on_resume;
+  std::string was, is;
+};
+std::vector<ChangedKey> changed_keys(const Config& now, const FoundCheckpoint& checkpoint);
 
 // Compares a config with that of a checkpoint, key by key (Key::on_resume). Returns a note for
 // each difference that the user must be told. Throws ConfigError for a difference with which the

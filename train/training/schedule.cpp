@@ -9,7 +9,8 @@ namespace goat {
 namespace {
 // The first step of wsd's decay. The warm-up is never cut short.
 std::int64_t first_of_decay(const Config::Train& train, std::int64_t steps) {
-  const auto decay = std::llround(train.decay_share * static_cast<double>(steps));
+  const long long rounded = std::llround(train.decay_share * static_cast<double>(steps)),
+                  decay = train.decay_share > 0 ? std::max(rounded, 1LL) : 0;
   return std::max(train.warmup, steps - static_cast<std::int64_t>(decay));
 }
 }  // namespace
