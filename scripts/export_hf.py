@@ -78,8 +78,8 @@ def joined(stored, mapped):
 
 
 def stays_fp32(name):
-    """Norms and the prior of modeling_goat.py, which it computes with in fp32."""
-    return ".prior." in name or "norm" in name.rsplit(".", 2)[-2]
+    """Norms, the prior and the gates of modeling_goat.py, which it computes with in fp32."""
+    return ".prior." in name or ".forget." in name or "norm" in name.rsplit(".", 2)[-2]
 
 
 def tensors_of(family, config, stored, dtype):

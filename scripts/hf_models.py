@@ -14,10 +14,8 @@ NORM_EPS = 1e-5
 POSITION_TABLE = "position_embedding.weight"  # with "learned" in model.attention
 # Keys of [model] that older runs lack, and what these computed with.
 LATER_KEYS = {"rope_fraction": 1.0, "norm_eps": NORM_EPS, "bias": "auto", "qk_norm": False, "kv_heads": 0}
-# Those of them that the program does not have yet: a folder that needs one cannot be imported.
-AWAITED = ("norm_eps", "bias", "qk_norm", "kv_heads")
 # What model.attention can be a sum of, where it is not "none".
-PARTS = ("goat", "rope", "rope_pi", "alibi", "alibi_learned", "sinusoidal", "learned")
+PARTS = ("goat", "rope", "rope_pi", "alibi", "alibi_learned", "forget", "sinusoidal", "learned")
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,11 @@ def later(config, key):
 def key_heads(config):
     """H_k, the heads of k and v, which groups of query heads share."""
     return later(config, "kv_heads") or config["model"]["heads"]
+
+
+def has_biases(config):
+    """Whether linear layers and LayerNorm have one."""
+    return {"auto": config["model"]["block"] == "gpt", "true": True, "false": False}[later(config, "bias")]
 
 
 def parts(config):
@@ -90,30 +93,40 @@ def tensor_shapes(config):
     linear |= {"attn.v": (key_heads(config) * d_h, width), "attn.o": (width, width)}
     linear |= {"mlp.gate": (ff, width)} if model["block"] == "llama" else {}
     linear |= {"mlp.up": (ff, width), "mlp.down": (width, ff)}
+    biases = has_biases(config)
+    norm_biases = biases and model["block"] == "gpt"
     for block in (f"blocks.{n}." for n in range(model["layers"])):
-        for name, shape in ({"norm1": (width,), "norm2": (width,)} | linear).items():
-            shapes |= weight_and_bias(block + name, shape, model["block"])
+        for name, shape in linear.items():
+            shapes |= weight_and_bias(block + name, shape, biases)
+        for name in ("norm1", "norm2"):
+            shapes |= weight_and_bias(block + name, (width,), norm_biases)
+        if later(config, "qk_norm"):
+            shapes |= {f"{block}attn.{name}_norm.weight": (content,) for name in "qk"}
+        if "forget" in parts(config):
+            shapes |= weight_and_bias(f"{block}attn.forget", (model["heads"], width), True)
         shapes |= {f"{block}attn.prior.{name}": shape for name, shape in prior_shapes(config).items()}
-    return shapes | weight_and_bias("final_norm", (width,), model["block"])
+    return shapes | weight_and_bias("final_norm", (width,), norm_biases)
 
 
-def weight_and_bias(name, shape, block):
-    bias = {f"{name}.bias": shape[:1]} if block == "gpt" else {}
+def weight_and_bias(name, shape, biased):
+    bias = {f"{name}.bias": shape[:1]} if biased else {}
     return {f"{name}.weight": shape} | bias
 
 
 def prior_shapes(config):
-    """Of attn.prior.NAME: goat has all of them, alibi_learned the slope."""
+    """Of attn.prior.NAME: goat has all of them, alibi_learned the slope. A key's own bias is that of a head
+    of keys."""
     heads, prior, hidden = config["model"]["heads"], config["prior"], sink_hidden(config)
     slope = {"slope": (heads,)}
     learned = slope if "alibi_learned" in parts(config) else {}
     if "goat" not in parts(config):
         return learned
-    shapes = {"alpha": (heads, prior["pos_rank"]), "beta": (heads, prior["pos_rank"]), "bump": (heads,)}
+    shapes = {"alpha": (heads, prior["pos_rank"]), "beta": (heads, prior["pos_rank"])}
     shapes |= {
+        "bump": (key_heads(config),),
         "sink.w1": (hidden, 2 * prior["abs_rank"] + 2),
         "sink.b1": (hidden,),
-        "sink.w2": (heads, hidden),
+        "sink.w2": (key_heads(config), hidden),
     }
     shapes |= slope if prior["recency"] != "off" else learned
     return shapes | ({"frequency": (prior["pos_rank"],)} if prior["learned_frequencies"] else {})
@@ -123,12 +136,6 @@ def prior_settings(config):
     """What modeling_goat.py reads of [prior]."""
     kept = ("pos_rank", "abs_rank", "base", "abs_base", "recency", "learned_frequencies")
     return {name: config["prior"][name] for name in kept} | {"sink_hidden": sink_hidden(config)}
-
-
-def has_plain_layers(config):
-    """Whether there are the biases that the kind of block has, and no norms of q and k."""
-    own = {"gpt": "true", "llama": "false"}[config["model"]["block"]]
-    return later(config, "bias") in ("auto", own) and not later(config, "qk_norm")
 
 
 class Family:
@@ -163,7 +170,7 @@ class Llama(Family):
     def fits(config):
         model = config["model"]
         same = (model["block"], model["attention"], model["attn_scale"]) == ("llama", "rope", "rsqrt")
-        return same and has_plain_layers(config) and rope_dim(config) == head_dims(config)[0]
+        return same and not later(config, "qk_norm") and rope_dim(config) == head_dims(config)[0]
 
     @staticmethod
     def names():
@@ -171,10 +178,11 @@ class Llama(Family):
         yield "model.embed_tokens.weight", "embedding.weight", False
         for norm, theirs in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm")):
             yield f"{layer}{theirs}.weight", f"blocks.{{n}}.{norm}.weight", False
-        for name in "qkvo":
-            yield f"{layer}self_attn.{name}_proj.weight", f"blocks.{{n}}.attn.{name}.weight", False
-        for name in ("gate", "up", "down"):
-            yield f"{layer}mlp.{name}_proj.weight", f"blocks.{{n}}.mlp.{name}.weight", False
+        for kind in ("weight", "bias"):
+            for name in "qkvo":
+                yield f"{layer}self_attn.{name}_proj.{kind}", f"blocks.{{n}}.attn.{name}.{kind}", False
+            for name in ("gate", "up", "down"):
+                yield f"{layer}mlp.{name}_proj.{kind}", f"blocks.{{n}}.mlp.{name}.{kind}", False
         yield "model.norm.weight", "final_norm.weight", False
         yield "lm_head.weight", "head.weight", False
 
@@ -194,8 +202,8 @@ class Llama(Family):
             "rms_norm_eps": later(config, "norm_eps"),
             "rope_theta": float(model["rope_base"]),
             "tie_word_embeddings": model["tied"],
-            "attention_bias": False,
-            "mlp_bias": False,
+            "attention_bias": has_biases(config),
+            "mlp_bias": has_biases(config),
             "attention_dropout": 0.0,
             "use_cache": True,
         }
@@ -208,7 +216,8 @@ class Gpt2(Family):
     def fits(config):
         model = config["model"]
         same = (model["block"], model["attention"], model["attn_scale"]) == ("gpt", "learned", "rsqrt")
-        return same and has_plain_layers(config) and key_heads(config) == model["heads"]
+        plain = has_biases(config) and not later(config, "qk_norm")
+        return same and plain and key_heads(config) == model["heads"]
 
     @staticmethod
     def names():
@@ -254,8 +263,7 @@ class Goat(Family):
     @staticmethod
     def fits(config):
         named = parts(config)
-        known = set(named) <= set(PARTS) and len(set(named)) == len(named)
-        return known and has_plain_layers(config) and key_heads(config) == config["model"]["heads"]
+        return set(named) <= set(PARTS) and len(set(named)) == len(named)
 
     @classmethod
     def mapped(cls, config):
@@ -274,9 +282,12 @@ class Goat(Family):
             "intermediate_size": model["ff_width"] or 4 * model["width"],
             "num_hidden_layers": model["layers"],
             "num_attention_heads": model["heads"],
+            "num_key_value_heads": key_heads(config),
             "max_position_embeddings": config["data"]["seq_len"],
             "tie_word_embeddings": model["tied"],
             "block": model["block"],
+            "bias": has_biases(config),
+            "qk_norm": later(config, "qk_norm"),
             "attention": model["attention"],
             "content_dim": head_dims(config)[0],
             "attention_scale": head_dims(config)[0] ** -0.5 if model["attn_scale"] == "rsqrt" else 1.0,
@@ -294,14 +305,10 @@ FAMILIES = (Llama, Gpt2, Goat)
 
 def family_of(config):
     """The class of `transformers` for a run's config. Raises DataError if none computes the same."""
-    model = config["model"]
     for family in FAMILIES:
         if family.fits(config):
             return family
-    described = [f'{key} = "{model[key]}"' for key in ("block", "attention", "attn_scale")]
-    described += [f"{key} = {later(config, key)}" for key in ("bias", "qk_norm", "kv_heads")]
     raise DataError(
-        f"{', '.join(described)} cannot be exported: neither transformers nor modeling_goat.py has all of "
-        f"it; attention may be none or a sum of {', '.join(PARTS)}, and the last three keys only what a "
-        "Llama or a GPT-2 has"
+        f'attention = "{config["model"]["attention"]}" cannot be exported: neither transformers nor '
+        f"modeling_goat.py has it; attention may be none or a sum of {', '.join(PARTS)}, each of them once"
     )

@@ -48,26 +48,16 @@ def require(path, json, expected):
             refuse(path, f"{name} is {found!r}; the program has {allowed} only: take a model that has that")
 
 
-def set_later_key(path, model, key, value, name):
-    """Sets a key of [model] for what `name` of config.json says. Raises DataError if the program lacks it."""
-    from hf_models import AWAITED, LATER_KEYS
-
-    if value == LATER_KEYS[key]:
-        return
-    if key in AWAITED:
-        refuse(
-            path,
-            f"{name} is {value!r}, for which the program would need model.{key}; this version of it does not "
-            f"have that and computes as with {LATER_KEYS[key]!r}: take a model like that, or a later version",
-        )
-    model[key] = value
-
-
 def number(path, json, name, low, high, default):
     value = json.get(name, default)
     if type(value) not in (int, float) or not low <= value <= high:
         refuse(path, f"{name} is {value!r}, expected a number from {low:g} to {high:g}")
     return float(value)
+
+
+def norm_eps(path, json, name, default):
+    """Within the program's bounds."""
+    return number(path, json, name, 1e-30, 1, default)
 
 
 def check_common(path, json):
@@ -97,16 +87,27 @@ def rope_base(path, json):
     return number(path, parameters | json, "rope_theta", 1, 1e12, 10000.0)
 
 
-def grouped_heads(path, json, model):
-    """Sets model.kv_heads for num_key_value_heads."""
-    heads = model["heads"]
+def grouped_heads(path, json, heads):
+    """model.kv_heads for num_key_value_heads: 0 where every head has keys of its own."""
     groups = counted(
         path, {"num_key_value_heads": json.get("num_key_value_heads") or heads}, "num_key_value_heads"
     )
     if heads % groups:
         refuse(path, f"num_key_value_heads is {groups}, which does not divide num_attention_heads = {heads}")
-    if groups != heads:
-        set_later_key(path, model, "kv_heads", groups, "num_key_value_heads (grouped-query attention)")
+    return 0 if groups == heads else groups
+
+
+def llama_bias(path, json):
+    """model.bias for attention_bias and mlp_bias."""
+    found = {name: json.get(name) or False for name in ("attention_bias", "mlp_bias")}
+    require(path, found, dict.fromkeys(found, (False, True)))
+    if len(set(found.values())) > 1:
+        refuse(
+            path,
+            "attention_bias is {attention_bias}, mlp_bias is {mlp_bias}; the program has biases in all linear "
+            "layers or in none: take a model with both or neither".format(**found),
+        )
+    return "true" if found["mlp_bias"] else "auto"
 
 
 # Each returns [model] and [prior] of the run, its training length, and whether that is a part of the model.
@@ -115,22 +116,22 @@ def grouped_heads(path, json, model):
 def llama_model(path, json):
     heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
     require(path, json, {"head_dim": (width // heads,)} if json.get("head_dim") else {})
-    require(path, json, {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)})
+    require(path, json, {"hidden_act": ("silu", "swish")})
     model = {
         "block": "llama",
         "attention": "rope",
         "layers": counted(path, json, "num_hidden_layers"),
         "heads": heads,
+        "kv_heads": grouped_heads(path, json, heads),
         "width": width,
         "ff_width": counted(path, json, "intermediate_size"),
         "vocab": counted(path, json, "vocab_size"),
         "tied": json.get("tie_word_embeddings", False) is True,
+        "bias": llama_bias(path, json),
+        "norm_eps": norm_eps(path, json, "rms_norm_eps", 1e-6),
         "rope_base": rope_base(path, json),
         "attn_scale": "rsqrt",
     }
-    grouped_heads(path, json, model)
-    eps = number(path, json, "rms_norm_eps", 0, 1, 1e-6)
-    set_later_key(path, model, "norm_eps", eps, "rms_norm_eps")
     longest = counted(path, json, "max_position_embeddings", 2048)
     return model, PRIOR, min(longest, LONGEST), False
 
@@ -149,11 +150,10 @@ def gpt2_model(path, json):
         "ff_width": counted(path, json, "n_inner") if json.get("n_inner") else 4 * width,
         "vocab": counted(path, json, "vocab_size", 50257),
         "tied": json.get("tie_word_embeddings", True) is True,
+        "norm_eps": norm_eps(path, json, "layer_norm_epsilon", 1e-5),
         "rope_base": 10000.0,
         "attn_scale": "rsqrt",
     }
-    eps = number(path, json, "layer_norm_epsilon", 0, 1, 1e-5)
-    set_later_key(path, model, "norm_eps", eps, "layer_norm_epsilon")
     return model, PRIOR, positions, True
 
 
@@ -161,7 +161,9 @@ def goat_model(path, json):
     """Of GoatForCausalLM, which keeps the run's own keys, or what follows from them."""
     from hf_models import PARTS
 
-    require(path, json, {"block": ("gpt", "llama")})
+    require(path, json, {"block": ("gpt", "llama"), "qk_norm": (False, True)})
+    own_bias = json["block"] == "gpt"
+    require(path, json, {"bias": (own_bias, not own_bias)})
     attention = json.get("attention")
     parts = () if attention == "none" else str(attention).split("+")
     if not set(parts) <= set(PARTS):
@@ -174,15 +176,18 @@ def goat_model(path, json):
         "attention": attention,
         "layers": counted(path, json, "num_hidden_layers"),
         "heads": heads,
+        "kv_heads": grouped_heads(path, json, heads),
         "width": width,
         "ff_width": counted(path, json, "intermediate_size"),
         "vocab": counted(path, json, "vocab_size"),
         "tied": json.get("tie_word_embeddings", True) is True,
+        "bias": "auto" if json.get("bias") in (own_bias, None) else str(json["bias"]).lower(),
+        "qk_norm": json.get("qk_norm") or False,
+        "norm_eps": norm_eps(path, json, "norm_eps", 1e-5),
         "rope_base": number(path, json, "rope_base", 1, 1e12, 10000.0),
         "rope_fraction": min(number(path, json, "rope_dim", 0, content, content) / content, 1.0) or 1.0,
         "attn_scale": "rsqrt" if json["attention_scale"] == content**-0.5 else "none",
     }
-    set_later_key(path, model, "norm_eps", number(path, json, "norm_eps", 0, 1, 1e-5), "norm_eps")
     prior = PRIOR
     if "goat" in parts:
         prior = prior_of(path, json.get("prior")) | {"lane_dim": width // heads - content}

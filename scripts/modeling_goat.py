@@ -3,12 +3,15 @@ trust_remote_code=True). Needs torch and transformers, and no other file.
 
 Tensors have the names of the trainer's model.safetensors. config.attention is "none" or a sum of PARTS, as in
 "goat+rope". A part adds vectors to the stream (sinusoidal, learned), turns q and k (rope, rope_pi), or adds
-to each logit what depends on the positions i (query) and j (key) alone (alibi, alibi_learned, goat):
+to each logit of a query i and a key j what depends on the positions alone (alibi, alibi_learned, goat) or on
+what the tokens between them forget (forget):
 
-    z_ij = scale <q_i, k_j> + K_ij
+    z_ij = scale <q_i, k_j> + K_ij + F_ij
     K_ij = sum_r [alpha_r cos(w_r (i-j)) + beta_r sin(w_r (i-j))] + lambda (j-i) + g(phi(j)) + bump [j == 0]
+    F_ij = sum over l = j+1 .. i of log sigmoid(<w, x_l> + b)
 
-(softmax ignores -lambda i; alibi and alibi_learned have lambda alone). Positions count from the first token
+(softmax ignores -lambda i; alibi and alibi_learned have lambda alone). Heads of queries may share heads of
+keys and values, and with them g and bump. Positions count from the first token
 that attention_mask does not hide.
 """
 
@@ -23,15 +26,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 LOGIT_PARTS = ("goat", "alibi", "alibi_learned")
 ROTATIONS = ("rope", "rope_pi")
-PARTS = (*LOGIT_PARTS, *ROTATIONS, "sinusoidal", "learned")
-MOST_BIASES = 1 << 25  # elements of K that are made at a time
+PARTS = (*LOGIT_PARTS, *ROTATIONS, "forget", "sinusoidal", "learned")
+MOST_BIASES = 1 << 25  # elements of K + F that are made at a time
 # How the cache is called in the outputs of this version of transformers.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class GoatConfig(PretrainedConfig):
-    """block: "gpt" or "llama"; attention: "none" or a sum of PARTS; content_dim: dimensions of a head's q and
-    k; attention_scale: of the content logits; rope_dim: dimensions of a head that rope turns, its first ones;
+    """block: "gpt" or "llama"; bias: whether linear layers and LayerNorm have one, None for what the block
+    has; qk_norm: whether the content of q and k is normed; num_key_value_heads: None for one a head of
+    queries; attention: "none" or a sum of PARTS; content_dim: dimensions of a head's q and k; attention_scale: of the content logits; rope_dim: dimensions of a head that rope turns, its first ones;
     train_length: L of phi and of rope_pi, and the number of learned positions; prior: pos_rank, abs_rank,
     base, abs_base, recency, learned_frequencies, sink_hidden."""
 
@@ -45,8 +49,11 @@ class GoatConfig(PretrainedConfig):
         intermediate_size=3072,
         num_hidden_layers=12,
         num_attention_heads=12,
+        num_key_value_heads=None,
         max_position_embeddings=2048,
         block="gpt",
+        bias=None,
+        qk_norm=False,
         attention="none",
         content_dim=64,
         attention_scale=0.125,
@@ -67,8 +74,11 @@ class GoatConfig(PretrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
         self.max_position_embeddings = max_position_embeddings
         self.block = block
+        self.bias = block == "gpt" if bias is None else bias
+        self.qk_norm = qk_norm
         self.attention = attention
         self.content_dim = content_dim
         self.attention_scale = attention_scale
@@ -170,6 +180,7 @@ class Prior(nn.Module):
         super().__init__()
         self.parts, self.settings = config.parts, config.prior
         self.heads, self.train_length = config.num_attention_heads, config.train_length
+        self.key_heads = config.num_key_value_heads
         if "goat" in self.parts:
             self._make_goat()
         if "alibi_learned" in self.parts or "goat" in self.parts and self.settings["recency"] != "off":
@@ -179,8 +190,8 @@ class Prior(nn.Module):
         settings, rank = self.settings, self.settings["pos_rank"]
         self.alpha = nn.Parameter(torch.zeros(self.heads, rank))
         self.beta = nn.Parameter(torch.zeros(self.heads, rank))
-        self.bump = nn.Parameter(torch.zeros(self.heads))
-        self.sink = Sink(self.heads, settings["sink_hidden"], 2 * settings["abs_rank"] + 2)
+        self.bump = nn.Parameter(torch.zeros(self.key_heads))
+        self.sink = Sink(self.key_heads, settings["sink_hidden"], 2 * settings["abs_rank"] + 2)
         if settings["learned_frequencies"]:
             self.frequency = nn.Parameter(torch.ones(rank))
 
@@ -213,7 +224,8 @@ class Prior(nn.Module):
             else fourier(settings["pos_rank"], settings["base"], position.device)
         )
         bias = self.sink(self.features(position)) + (position == 0)[..., None] * self.bump.float()
-        return torch.cat(waves(position, frequency), -1), bias.transpose(-1, -2)
+        bias = bias.transpose(-1, -2).repeat_interleave(self.heads // self.key_heads, -2)
+        return torch.cat(waves(position, frequency), -1), bias
 
     def forward(self, query, key, keys, rows):
         """K [.., H, Q, S] up to a constant of each query, for a slice of the queries: the last keys. query
@@ -254,83 +266,139 @@ class Rotation:
         return torch.cat(turned, -1).to(x.dtype)
 
 
+class Norm(nn.Module):
+    """LayerNorm where `centred`, else RMSNorm, which has no bias; computed in float32."""
+
+    def __init__(self, config, size=None, centred=None):
+        super().__init__()
+        size = size or config.hidden_size
+        self.eps, self.centred = config.norm_eps, config.block == "gpt" if centred is None else centred
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if self.centred and config.bias else None
+
+    def forward(self, x):
+        y, weight = x.float(), self.weight.float()
+        if self.centred:
+            bias = None if self.bias is None else self.bias.float()
+            y = F.layer_norm(y, y.shape[-1:], weight, bias, self.eps)
+        else:
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * weight
+        return y.to(x.dtype)
+
+
+def stored_as(dtype, x):
+    """float32 x [.., n] as a tensor of `dtype` that loses nothing: of 2n halves where a number has 16 bits."""
+    return x.to(dtype) if dtype.itemsize >= 4 else x.contiguous().view(dtype)
+
+
+def restored(stored):
+    """x of stored_as, in float64."""
+    return (stored if stored.element_size() >= 4 else stored.contiguous().view(torch.float32)).double()
+
+
+class Forget(nn.Linear):
+    """The gates of "forget", one a head of queries. The cache has log sigmoid(gate) of each token beside its
+    v, so that it follows whatever is done to a cache; sums of them are formed in float64."""
+
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.key_heads = config.num_key_value_heads
+
+    def beside(self, v, x, places):
+        """v [B, H_k, Q, d_h] of the tokens x [B, Q, C], and log sigmoid of the gates of its heads. A hidden
+        token forgets nothing."""
+        gate = F.linear(x.float(), self.weight.float(), self.bias.float())
+        forgotten = F.logsigmoid(gate.double())
+        if places.seen is not None:
+            forgotten = forgotten.masked_fill(~places.seen[:, -x.shape[1] :, None], 0.0)
+        forgotten = forgotten.float().unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
+        return torch.cat([v, stored_as(v.dtype, forgotten)], -1)
+
+    def split(self, stored, size):
+        """v [B, H_k, S, size], and the sums of log sigmoid up to each token, float64 [B, H, S]."""
+        sums = restored(stored[..., size:]).cumsum(-2)
+        return stored[..., :size], sums.transpose(-1, -2).flatten(1, 2)
+
+
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.attention_scale
-        width, content, bias = config.hidden_size, self.heads * config.content_dim, config.block == "gpt"
-        self.q = nn.Linear(width, content, bias=bias)
-        self.k = nn.Linear(width, content, bias=bias)
-        self.v = nn.Linear(width, width, bias=bias)
+        self.layer, self.scale = layer, config.attention_scale
+        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+        width, content, bias = config.hidden_size, config.content_dim, config.bias
+        self.head_dim = width // self.heads
+        self.q = nn.Linear(width, self.heads * content, bias=bias)
+        self.k = nn.Linear(width, self.key_heads * content, bias=bias)
+        self.v = nn.Linear(width, self.key_heads * self.head_dim, bias=bias)
         self.o = nn.Linear(width, width, bias=bias)
+        self.q_norm = Norm(config, content, centred=False) if config.qk_norm else None
+        self.k_norm = Norm(config, content, centred=False) if config.qk_norm else None
         self.rotation = Rotation(config) if set(config.parts) & set(ROTATIONS) else None
         self.prior = Prior(config) if set(config.parts) & set(LOGIT_PARTS) else None
+        self.forget = Forget(config) if "forget" in config.parts else None
 
     def forward(self, x, places, cache):
-        batch, count, _ = x.shape
-        q, k, v = (
-            linear(x).view(batch, count, self.heads, -1).transpose(1, 2)
-            for linear in (self.q, self.k, self.v)
-        )
-        rotation = self.rotation
+        q, k, v = self.vectors(x)
+        rotation, sums = self.rotation, None
         if rotation is not None:
             q = rotation(q, places.query, places.length)
             if not rotation.interpolates:
                 k = rotation(k, places.query, places.length)
+        if self.forget is not None:
+            v = self.forget.beside(v, x, places)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
+        if self.forget is not None:
+            v, sums = self.forget.split(v, self.head_dim)
         if rotation is not None and rotation.interpolates:  # its angles change while a text grows
             k = rotation(k, places.key, places.length)
-        attend = self.attend if self.prior is None else self.attend_with_prior
-        return self.o(attend(q, k, v, places).transpose(1, 2).reshape(batch, count, -1))
+        if self.prior is None and sums is None:
+            out = self.attend(q, k, v, places)
+        else:
+            out = self.attend_with_bias(q, k, v, places, sums)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def vectors(self, x):
+        """q [B, H, Q, d_c], k [B, H_k, Q, d_c], v [B, H_k, Q, d_h], before positions."""
+        q = self.q(x).unflatten(-1, (self.heads, -1))
+        k, v = (linear(x).unflatten(-1, (self.key_heads, -1)) for linear in (self.k, self.v))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def product(self, q, k, v, mask, causal=False):
+        grouped = self.heads != self.key_heads
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
+        )
 
     def attend(self, q, k, v, places):
         causal = places.seen is None and q.shape[2] == k.shape[2]
         alone = places.seen is None and q.shape[2] == 1
-        mask = None if causal or alone else places.allowed(slice(None))
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=self.scale)
+        return self.product(q, k, v, None if causal or alone else places.allowed(slice(None)), causal)
 
-    def attend_with_prior(self, q, k, v, places):
-        """In blocks of queries: K takes memory linear in the number of keys."""
-        keys = self.prior.keys(places.key)
-        rows = max(1, MOST_BIASES // (len(places.key) * self.heads * k.shape[2]))
+    def attend_with_bias(self, q, k, v, places, sums):
+        """In blocks of queries: K and F take memory linear in the number of keys."""
+        queries, keys = q.shape[2], None if self.prior is None else self.prior.keys(places.key)
+        sequences = len(places.key) if sums is None else len(q)
+        rows = max(1, MOST_BIASES // (sequences * self.heads * k.shape[2]))
         out = []
-        for begin in range(0, q.shape[2], rows):
+        for begin in range(0, queries, rows):
             block = slice(begin, begin + rows)
-            bias = self.prior(places.query, places.key, keys, block)
+            bias = 0 if self.prior is None else self.prior(places.query, places.key, keys, block)
+            if sums is not None:
+                bias = bias + (sums[..., -queries:][..., block, None] - sums[..., None, :]).float()
             bias = bias.masked_fill(~places.allowed(block), -torch.inf)
             bias = (bias - bias.amax(-1, keepdim=True)).to(q.dtype)  # small where it counts, for bf16
-            bias = bias.expand(len(q), -1, -1, -1)
-            out.append(F.scaled_dot_product_attention(q[:, :, block], k, v, bias, scale=self.scale))
+            out.append(self.product(q[:, :, block], k, v, bias.expand(len(q), -1, -1, -1)))
         return torch.cat(out, 2)
-
-
-class Norm(nn.Module):
-    """LayerNorm in gpt blocks, RMSNorm in llama blocks, computed in float32."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.eps = config.norm_eps
-        self.weight = nn.Parameter(torch.ones(config.hidden_size))
-        if config.block == "gpt":
-            self.bias = nn.Parameter(torch.zeros(config.hidden_size))
-        else:
-            self.bias = None
-
-    def forward(self, x):
-        y, weight = x.float(), self.weight.float()
-        if self.bias is None:
-            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * weight
-        else:
-            y = F.layer_norm(y, y.shape[-1:], weight, self.bias.float(), self.eps)
-        return y.to(x.dtype)
 
 
 class Mlp(nn.Module):
     def __init__(self, config):
         super().__init__()
-        width, hidden, bias = config.hidden_size, config.intermediate_size, config.block == "gpt"
-        self.gate = None if bias else nn.Linear(width, hidden, bias=False)
+        width, hidden, bias = config.hidden_size, config.intermediate_size, config.bias
+        self.gate = None if config.block == "gpt" else nn.Linear(width, hidden, bias=bias)
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
@@ -358,9 +426,9 @@ class GoatForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        in_fp32 = ["norm1", "norm2", "final_norm"]
-        has_weights = bool({"goat", "alibi_learned"} & set(config.parts))
-        self._keep_in_fp32_modules_strict = in_fp32 + ["prior"] * has_weights
+        in_fp32 = ["norm1", "norm2", "final_norm"] + ["q_norm", "k_norm"] * config.qk_norm
+        in_fp32 += ["prior"] * bool({"goat", "alibi_learned"} & set(config.parts))
+        self._keep_in_fp32_modules_strict = in_fp32 + ["forget"] * ("forget" in config.parts)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         learned = "learned" in config.parts
         rows = (config.train_length, config.hidden_size)

@@ -72,15 +72,39 @@ def code_of(model):
     return sys.modules[type(model).__module__]
 
 
-def chunked(folder, tokens, cuts):
+def chunked(folder, tokens, cuts, dtype="float32"):
     """Logits [T, V] of a sequence that is given in pieces, with the cache and its length."""
-    model, parts, given = model_of(folder, "float32"), [], {"total_length": len(tokens)}
+    model, parts, given = model_of(folder, dtype), [], {"total_length": len(tokens)}
     name = code_of(model).CACHE
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         out = model(torch.tensor([tokens[begin:end]]), use_cache=True, **given)
         given[name] = out[name]
         parts.append(out.logits[0])
     return torch.cat(parts).double().tolist()
+
+
+def shown(folder, tokens, mask):
+    """Logits of the tokens that the mask shows, [shown, V]."""
+    mask = torch.tensor([mask])
+    logits = model_of(folder, "float32")(torch.tensor([tokens]), attention_mask=mask.long()).logits
+    return logits[mask].double().tolist()
+
+
+def lost_in_the_cache(folder, length, dtype):
+    """Greatest error of F_ij, j = i-1 and j = 0, by |F_ij| + 0.01, from a cache of `length` tokens that has
+    `dtype`. Logarithms of gates reach from -1e-6 to -100."""
+    module, generator = code_of(model_of(folder, "float32")), torch.Generator().manual_seed(1)
+    size = model_of(folder, "float32").blocks[0].attn.head_dim
+    logs = -torch.logspace(-6, 2, length)[torch.randperm(length, generator=generator)]
+    logs = logs[None, None, :, None] * torch.rand(1, 2, 1, 3, generator=generator)
+    v = torch.rand(1, 2, length, size, generator=generator).to(getattr(torch, dtype))
+    stored = torch.cat([v, module.stored_as(v.dtype, logs)], -1)
+    kept, sums = module.Forget.split(None, stored, size)
+    assert torch.equal(kept, v) and sums.shape == (1, 6, length)
+    logs = logs.double().transpose(-1, -2).flatten(1, 2)
+    near, far = logs[..., 1:], logs[..., 1:].cumsum(-1)
+    pairs = ((sums.diff(), near), (sums[..., 1:] - sums[..., :1], far))
+    return max(((found - exact).abs() / (exact.abs() + 0.01)).max().item() for found, exact in pairs)
 
 
 def blocks_of_queries(folder, tokens, most):

@@ -37,6 +37,13 @@ VARIANTS = {
     "llama, learned": GPT2 | {"model.block": "llama"},
     "llama, rope in part": LLAMA | {"model.rope_fraction": 0.75},
     "llama, other eps": {"model.block": "llama", "model.norm_eps": 1e-6},
+    "llama, biases": {"model.block": "llama", "model.bias": "true"},
+    "llama, rope, norms of q and k": LLAMA | {"model.qk_norm": True},
+    "gpt without biases": GPT2 | {"model.bias": "false"},
+    "gpt with one head of keys": GPT2 | {"model.kv_heads": 1},
+    "goat, one head of keys": {"model.kv_heads": 1, "model.bias": "true", "model.qk_norm": True},
+    "forget": {"model.attention": "forget"},
+    "goat and forget": {"model.attention": "goat+forget", "model.kv_heads": 1, "model.bias": "false"},
     "llama, rope, unscaled": LLAMA | {"model.attn_scale": "none"},
 }
 
@@ -97,6 +104,9 @@ def test_models_of_our_own_keep_names_and_values(export, changes):
     scale = 1.0 if config["model"]["attn_scale"] == "none" else content**-0.5
     assert (keys["content_dim"], keys["attention_scale"]) == (content, scale)
     assert keys["norm_eps"] == config["model"].get("norm_eps", 1e-5)
+    assert keys["num_key_value_heads"] == weights["blocks.0.attn.v.weight"].shape[0] // 12
+    assert keys["bias"] is ("blocks.0.attn.q.bias" in weights)
+    assert keys["qk_norm"] is ("blocks.0.attn.q_norm.weight" in weights)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +157,22 @@ def test_a_llama_block_with_rope_is_a_llama(export, tied):
     assert not (out / "modeling_goat.py").exists()
 
 
+def test_a_llama_s_grouped_heads_biases_and_eps(export):
+    out, _, weights = export(LLAMA | {"model.kv_heads": 1, "model.bias": "true", "model.norm_eps": 1e-6})
+    stored = load_file(out / "model.safetensors")
+    assert len(stored) == len(weights)
+    pairs = {"self_attn.k_proj": "attn.k", "self_attn.o_proj": "attn.o", "mlp.up_proj": "mlp.up"}
+    for theirs, ours in pairs.items():
+        for kind in ("weight", "bias"):
+            found = stored[f"model.layers.1.{theirs}.{kind}"]
+            np.testing.assert_array_equal(found, weights[f"blocks.1.{ours}.{kind}"])
+    assert stored["model.layers.0.self_attn.v_proj.weight"].shape == (12, 24)
+    keys = read_config(out)
+    assert keys["architectures"] == ["LlamaForCausalLM"]
+    assert (keys["rms_norm_eps"], keys["num_key_value_heads"]) == (1e-6, 1)
+    assert keys["attention_bias"] is keys["mlp_bias"] is True
+
+
 def test_a_gpt_block_with_learned_positions_is_a_gpt2(export):
     out, _, weights = export(GPT2)
     stored = load_file(out / "model.safetensors")
@@ -168,10 +194,11 @@ def test_a_gpt_block_with_learned_positions_is_a_gpt2(export):
 
 
 def test_bf16_rounds_to_nearest_even_and_keeps_what_is_computed_in_fp32(export):
-    out, _, weights = export({}, "--dtype", "bf16")
+    changes = {"model.attention": "goat+forget", "model.qk_norm": True}
+    out, _, weights = export(changes, "--dtype", "bf16")
     stored = hf_files.read_header(out / "model.safetensors")
     kept = {name for name, tensor in stored.items() if tensor.dtype == "F32"}
-    assert kept == {name for name in weights if "norm" in name or ".prior." in name}
+    assert kept == {name for name in weights if any(part in name for part in ("norm", ".prior.", ".forget."))}
     assert read_config(out)["torch_dtype"] == "bfloat16"
     name = "blocks.0.attn.v.weight"
     rounded = stored[name].read(name)
@@ -329,18 +356,11 @@ def test_a_model_that_nobody_has_is_refused(tmp_path, refused, rng):
         {"model.attention": "xpos"},
         {"model.attention": "rope+xpos"},
         {"model.attention": "rope+rope"},
-        {"model.attention": "rope", "model.kv_heads": 1},
-        LLAMA | {"model.bias": "true"},
-        LLAMA | {"model.qk_norm": True},
+        {"model.attention": "goat+forget+swirl"},
     ]
     for n, changes in enumerate(refusals):
         run = write_model_run(tmp_path / str(n), weights, config_with(changes))
         assert "cannot be exported" in refused(3, run, tmp_path / "out")
-    changes = {"model.kv_heads": 1, "model.bias": "true", "model.norm_eps": 1e-6, "model.qk_norm": True}
-    for key, value in changes.items():
-        config = config_with({"model.attention": "rope", key: value})
-        run = write_model_run(tmp_path / key, weights, config)
-        assert f"{key} = {value} cannot be exported" in refused(3, run, tmp_path / "out")
 
 
 def test_a_key_of_a_later_program_is_refused(tmp_path, refused, rng):

@@ -116,8 +116,7 @@ def test_a_gpt2_arrives_from_newer_and_older_files(tmp_path, rng, older):
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_what_was_exported_comes_back(tmp_path, rng, monkeypatch, changes):
-    monkeypatch.setattr(hf_models, "AWAITED", ())
+def test_what_was_exported_comes_back(tmp_path, rng, changes):
     config = config_with(changes)
     weights = random_weights(rng, config)
     write_model_run(tmp_path / "run", weights, config)
@@ -147,6 +146,19 @@ def test_rope_theta_is_found_in_both_places(llama, tmp_path):
     (folder / "config.json").write_text(json.dumps(keys))
     import_it(folder, tmp_path / "run")
     assert "rope_base = 777.0" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_llama_s_grouped_heads_biases_and_eps_arrive(llama, tmp_path):
+    changes = {"model.kv_heads": 1, "model.bias": "true", "model.norm_eps": 1e-6}
+    folder, config, tensors = llama(changes)
+    import_it(folder, tmp_path / "run")
+    found = weights_of(tmp_path / "run")
+    assert {name: value.shape for name, value in found.items()} == hf_models.tensor_shapes(config)
+    bias = tensors["model.layers.1.self_attn.k_proj.bias"]
+    np.testing.assert_array_equal(found["blocks.1.attn.k.bias"], bias)
+    checkpoint = read_checkpoint(tmp_path / "run" / "checkpoints" / "step_00000000")
+    model = export_hf.config_of(checkpoint)["model"]
+    assert {f"model.{key}": model[key] for key in ("kv_heads", "bias", "norm_eps")} == changes
 
 
 # What the program makes of it
@@ -224,18 +236,20 @@ def test_there_and_back_is_the_same_bytes(llama, tmp_path, run_binary):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"num_key_value_heads": 1}, "num_key_value_heads (grouped-query attention) is 1"),
+        ({"num_key_value_heads": 1}, "k_proj.weight' has shape [24, 24], expected [12, 24]"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scales rope ('llama3')"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "scales rope ('linear')"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "scales rope ('yarn')"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"rope_theta": 0.5}, "rope_theta is 0.5"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, for which the program would need model.norm_eps"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number from 1e-30 to 1"),
         ({"head_dim": 8}, "head_dim is 8"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"attention_bias": True}, "attention_bias is True, mlp_bias is False; the program has biases in all"),
+        ({"mlp_bias": True}, "attention_bias is False, mlp_bias is True; the program has biases in all"),
+        ({"mlp_bias": "no"}, "mlp_bias is 'no'"),
+        ({"attention_bias": True, "mlp_bias": True}, "'model.layers.0.self_attn.q_proj.bias' is missing"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"hidden_size": "24"}, "hidden_size is '24'"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "not divisible by 5 heads"),
@@ -254,7 +268,7 @@ def test_models_that_the_program_does_not_have(llama, tmp_path, refused, keys, w
     ("keys", "words"),
     [
         ({"activation_function": "relu"}, "activation_function is 'relu'; the program has 'gelu_new' or"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"layer_norm_epsilon": 2}, "layer_norm_epsilon is 2"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
@@ -279,7 +293,11 @@ def test_gpt2s_that_the_program_does_not_have(tmp_path, rng, refused, keys, word
         ({"attention_scale": 0.3}, "attention_scale is 0.3"),
         ({"prior": None}, "prior is None"),
         ({"content_dim": 0}, "content_dim is 0"),
-        ({"norm_eps": 1e-6}, "norm_eps is 1e-06"),
+        ({"norm_eps": -1e-6}, "norm_eps is -1e-06"),
+        ({"bias": "auto"}, "bias is 'auto'"),
+        ({"bias": False}, "has no place for"),
+        ({"qk_norm": True}, "'blocks.0.attn.q_norm.weight' is missing"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],
 )
 def test_damaged_folders_of_our_own(tmp_path, rng, refused, keys, words):
@@ -295,13 +313,6 @@ def test_a_length_that_is_a_part_of_the_model_stays(tmp_path, rng, refused):
         config = config_with(changes)
         folder = write_hf_folder(tmp_path / str(n), family, config, theirs(rng, family, config))
         assert "a part of this model, 16" in refused(2, folder, tmp_path / "run", "--seq-len", 8)
-
-
-def test_the_keys_that_are_waited_for_are_those_that_the_program_lacks(run_binary):
-    """Fails when the program gets one of them: take it out of AWAITED then, and compare with transformers."""
-    printed = run_binary("--config", "shakespeare", "--print-config").stdout.partition("[prior]")[0]
-    for key in hf_models.LATER_KEYS:
-        assert (f"\n{key} = " in printed) is (key not in hf_models.AWAITED), key
 
 
 def test_damaged_folders(llama, tmp_path, refused):

@@ -50,14 +50,37 @@ VARIANTS = {
     "goat and interpolated rope": {"model.attention": "goat+rope_pi"},
     "goat with ALiBi's slopes": {"model.attention": "goat+alibi_learned", "prior.recency": "off"},
     "rope, ALiBi, both absolute": {"model.attention": "rope+alibi+sinusoidal+learned", "data.seq_len": 256},
+    "goat, grouped heads, eps": {
+        "model.heads": 4, "model.kv_heads": 2, "model.width": 64, "model.norm_eps": 1e-3,
+    },
+    "goat, no biases": {"model.bias": "false"},
+    "goat, norms of q and k": {"model.qk_norm": "true"},
+    "rope, one head of keys": {"model.attention": "rope", "model.kv_heads": 1, "model.norm_eps": 1e-2},
+    "rope, norms of q and k": {"model.attention": "rope", "model.qk_norm": "true"},
+    "llama, goat, biases": {"model.block": "llama", "model.bias": "true", "model.qk_norm": "true"},
+    "forget": {"model.attention": "forget"},
+    "goat and forget, grouped heads": {
+        "model.attention": "goat+forget", "model.heads": 4, "model.kv_heads": 2, "model.width": 64,
+    },
+    "interpolated rope, norms, forget": {"model.attention": "rope_pi+forget", "model.qk_norm": "true"},
+    "ALiBi and forget": {"model.attention": "forget+alibi"},
+    "llama, rope, forget": {
+        "model.block": "llama", "model.attention": "rope+forget", "model.kv_heads": 1, "model.bias": "true",
+    },
     "llama, goat": {"model.block": "llama", "model.ff_width": 40},
     "llama, none": {"model.block": "llama", "model.attention": "none"},
     "llama, rope, unscaled": {"model.block": "llama", "model.attention": "rope", "model.attn_scale": "none"},
     "Llama": {"model.block": "llama", "model.attention": "rope", "model.rope_base": 500},
     "Llama, untied": {"model.block": "llama", "model.attention": "rope", "model.tied": "false"},
+    "Llama, grouped heads, eps": {
+        "model.block": "llama", "model.attention": "rope", "model.heads": 4, "model.kv_heads": 2,
+        "model.norm_eps": 1e-3,
+    },
+    "Llama, biases": {"model.block": "llama", "model.attention": "rope", "model.bias": "true"},
     "llama, rope in part": {"model.block": "llama", "model.attention": "rope", "model.rope_fraction": 0.5},
     "llama, learned": {"model.block": "llama", "model.attention": "learned", "data.seq_len": 256},
     "GPT-2": {"model.attention": "learned", "data.seq_len": 256},
+    "GPT-2, eps": {"model.attention": "learned", "data.seq_len": 256, "model.norm_eps": 1e-2},
     "GPT-2, untied, BOS": {
         "model.attention": "learned", "data.seq_len": 256, "model.tied": "false", "data.block": "bos",
         "data.bos": 10,
@@ -168,6 +191,9 @@ CACHED = [
     "alibi of three heads, learned",
     "goat and interpolated rope",
     "rope, ALiBi, both absolute",
+    "rope, one head of keys",
+    "goat and forget, grouped heads",
+    "interpolated rope, norms, forget",
 ]
 
 
@@ -185,11 +211,37 @@ def test_the_cache_padding_and_blocks_of_queries_change_nothing(exported, ask):
     mean = np.mean(np.logaddexp.reduce(whole[:-1], axis=1) - whole[np.arange(len(inputs)), targets])
     assert ask("loss_of_labels", folder=folder, tokens=tokens) == pytest.approx(mean, abs=1e-5)
 
+    shown = [n not in (0, 7, 30, 31, 69) for n in range(70)]
+    holes = np.array(ask("shown", folder=folder, tokens=tokens, mask=shown))
+    kept = [token for token, is_shown in zip(tokens, shown, strict=True) if is_shown]
+    rest = np.array(ask("chunked", folder=folder, tokens=kept, cuts=[]))
+    if "rope_pi" not in settings.get("model.attention", ""):  # its angles follow the number of columns
+        assert np.max(np.abs(holes - rest)) < CLOSE
+
     prompts = [list(b"12 goats ate"), list(b"3"), list(b"90 goats ate 8100 hats; 6 of")]
     together = ask("generate", folder=folder, prompts=prompts, count=12)
     for prompt, made in zip(prompts, together, strict=True):
         (alone,) = ask("generate", folder=folder, prompts=[prompt], count=12, cache=False)
         check_greedy(ask, folder, prompt, alone, made)
+
+
+FORGETTING = "goat and forget, grouped heads"
+
+
+@pytest.mark.parametrize("exported", [FORGETTING], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_cache_loses_nothing_of_what_is_forgotten(exported, ask, dtype):
+    _, folder, _ = exported
+    assert ask("lost_in_the_cache", folder=folder, length=32768, dtype=dtype) < 1e-7
+
+
+@pytest.mark.parametrize("exported", [FORGETTING], indirect=True)
+def test_the_cache_in_bf16_changes_little(exported, ask):
+    _, folder, _ = exported
+    tokens = list(TEXT.encode()[:70])
+    whole = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[], dtype="bfloat16"))
+    pieces = np.array(ask("chunked", folder=folder, tokens=tokens, cuts=[1, 31], dtype="bfloat16"))
+    assert np.max(np.abs(pieces - whole)) < 0.2
 
 
 @pytest.mark.parametrize("exported", ["llama, learned"], indirect=True)
@@ -214,7 +266,11 @@ def test_interpolated_rope_knows_how_long_a_text_gets(exported, ask):
     check_greedy(ask, folder, prompt, cached, plain)
 
 
-@pytest.mark.parametrize("exported", ["goat, free slope", "Llama", "GPT-2", "alibi"], indirect=True)
+@pytest.mark.parametrize(
+    "exported",
+    ["goat, free slope", "Llama", "GPT-2", "alibi", FORGETTING, "interpolated rope, norms, forget"],
+    indirect=True,
+)
 def test_bf16_is_near(exported, ask, shard, tmp_path):
     run, folder, settings = exported
     assert export_hf.main([str(run), str(tmp_path / "bf16"), "--dtype", "bf16"]) == 0
@@ -227,7 +283,7 @@ def test_bf16_is_near(exported, ask, shard, tmp_path):
     described = ask("describe", folder=tmp_path / "bf16", dtype="bfloat16")
     ours = described["class"] == "GoatForCausalLM"
     for name, dtype in described["parameters"].items():
-        in_fp32 = ours and ("norm" in name or ".prior." in name)
+        in_fp32 = ours and any(part in name for part in ("norm", ".prior.", ".forget."))
         assert dtype == ("torch.float32" if in_fp32 else "torch.bfloat16"), name
 
 
@@ -282,6 +338,20 @@ def test_their_models_are_the_same_here(
     check_import(ask, run_binary, shard, tmp_path, tmp_path / "there", lengths)
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("Llama", LLAMA | {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}),
+        ("Llama", LLAMA | {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+        ("GPT2", GPT2 | {"layer_norm_epsilon": 1e-2}),
+    ],
+    ids=["Llama, grouped heads, eps", "Llama, biases, one head of keys", "GPT-2, eps"],
+)
+def test_their_other_kinds_of_models_are_the_same_here(ask, shard, run_binary, tmp_path, kind, keys):
+    ask("make", folder=tmp_path / "there", kind=kind, keys=keys, seed=2)
+    check_import(ask, run_binary, shard, tmp_path, tmp_path / "there", (64, 128))
+
+
 OURS = [name for name in VARIANTS if class_of(name) == "GoatForCausalLM" and "BOS" not in name]
 
 
@@ -290,7 +360,11 @@ def test_our_models_with_random_weights_are_the_same_here(ask, shard, run_binary
     """modeling_goat.py makes the model, and `transformers` stores it."""
     settings = SETTINGS | VARIANTS[name]
     spelled = {"true": True, "false": False}
-    changes = {k: spelled.get(v, v) for k, v in settings.items() if k.partition(".")[0] in ("model", "prior")}
+    changes = {
+        key: value if key == "model.bias" else spelled.get(value, value)
+        for key, value in settings.items()
+        if key.partition(".")[0] in ("model", "prior")
+    }
     for key in ("prior.init", "prior.sink_init_scale"):
         del changes[key]
     length = settings["data.seq_len"]
