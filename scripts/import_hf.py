@@ -104,8 +104,8 @@ def llama_bias(path, json):
     if len(set(found.values())) > 1:
         refuse(
             path,
-            "attention_bias is {attention_bias}, mlp_bias is {mlp_bias}; the program has biases in all linear "
-            "layers or in none: take a model with both or neither".format(**found),
+            "attention_bias is {attention_bias}, mlp_bias is {mlp_bias}; the program has biases in all "
+            "linear layers or in none: take a model with both or neither".format(**found),
         )
     return "true" if found["mlp_bias"] else "auto"
 

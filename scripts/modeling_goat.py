@@ -35,7 +35,8 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 class GoatConfig(PretrainedConfig):
     """block: "gpt" or "llama"; bias: whether linear layers and LayerNorm have one, None for what the block
     has; qk_norm: whether the content of q and k is normed; num_key_value_heads: None for one a head of
-    queries; attention: "none" or a sum of PARTS; content_dim: dimensions of a head's q and k; attention_scale: of the content logits; rope_dim: dimensions of a head that rope turns, its first ones;
+    queries; attention: "none" or a sum of PARTS; content_dim: dimensions of a head's q and k;
+    attention_scale: of the content logits; rope_dim: dimensions of a head that rope turns, its first ones;
     train_length: L of phi and of rope_pi, and the number of learned positions; prior: pos_rank, abs_rank,
     base, abs_base, recency, learned_frequencies, sink_hidden."""
 
@@ -287,7 +288,7 @@ class Norm(nn.Module):
 
 
 def stored_as(dtype, x):
-    """float32 x [.., n] as a tensor of `dtype` that loses nothing: of 2n halves where a number has 16 bits."""
+    """float32 x [.., n] as a tensor of `dtype` that loses nothing: [.., 2n] where a number has 16 bits."""
     return x.to(dtype) if dtype.itemsize >= 4 else x.contiguous().view(dtype)
 
 

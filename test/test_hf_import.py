@@ -246,7 +246,10 @@ def test_there_and_back_is_the_same_bytes(llama, tmp_path, run_binary):
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number from 1e-30 to 1"),
         ({"head_dim": 8}, "head_dim is 8"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is True, mlp_bias is False; the program has biases in all"),
+        (
+            {"attention_bias": True},
+            "attention_bias is True, mlp_bias is False; the program has biases in all",
+        ),
         ({"mlp_bias": True}, "attention_bias is False, mlp_bias is True; the program has biases in all"),
         ({"mlp_bias": "no"}, "mlp_bias is 'no'"),
         ({"attention_bias": True, "mlp_bias": True}, "'model.layers.0.self_attn.q_proj.bias' is missing"),
