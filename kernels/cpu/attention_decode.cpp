@@ -9,6 +9,7 @@
 
 #include <omp.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -53,6 +54,7 @@ struct DecodeMemory {
   float* maximum;  // [B, pieces, rows]
   float* sum;      // [B, pieces, rows]
   float* weights;  // [threads, rows, piece_keys]
+  int* missing;    // [B, blocks of heads], pieces without results; there are at most H_k blocks
   std::size_t bytes;
 
   explicit DecodeMemory(const Extents& e, void* workspace = nullptr) {
@@ -62,6 +64,7 @@ struct DecodeMemory {
     maximum = arrays.next<float>(results);
     sum = arrays.next<float>(results);
     weights = arrays.next<float>(omp_get_max_threads() * e.rows() * piece_keys);
+    missing = arrays.next<int>(e.batch * e.key_heads);
     bytes = arrays.bytes();
   }
   PieceResults of_piece(const Extents& e, Index b, Index piece) const {
@@ -222,31 +225,31 @@ bool decodes(const AttentionForward& op) {
 
 std::size_t decode_workspace(const AttentionForward& op) { return DecodeMemory(Extents(op)).bytes; }
 
-// Threads own (sequence, block of heads, piece), then rows. Reads k, v and key_bias once. Heads are
-// independent, so that the number of their blocks may depend on the number of threads.
+// Threads own (sequence, piece, block of heads). Who computes the last missing piece of a block of heads
+// merges its pieces, so that no thread waits for another before the end. Reads k, v and key_bias once. Heads
+// are independent, so that the number of their blocks may depend on the number of threads.
 void decode(const AttentionForward& op, void* workspace) {
   const Extents extents(op);
   const DecodeMemory memory(extents, workspace);
-  const Index per_head_block = extents.batch * extents.pieces,
+  const Index per_block = extents.batch * extents.pieces, rows = extents.rows(),
               blocks = std::clamp<Index>(
-                  tiles_of(omp_get_max_threads() * items_per_thread, std::max<Index>(1, per_head_block)), 1,
-                  extents.key_heads),
-              items = per_head_block * blocks, rows = extents.rows();
+                  tiles_of(omp_get_max_threads() * items_per_thread, std::max<Index>(1, per_block)), 1,
+                  extents.key_heads);
+  std::fill_n(memory.missing, extents.batch * blocks, static_cast<int>(extents.pieces));
   const bool alone = extents.batch * extents.t_k * rows * extents.head_dim <= one_thread;
-#pragma omp parallel if (!alone)
-  {
-    float* weights = memory.weights + omp_get_thread_num() * rows * piece_keys;
-#pragma omp for schedule(dynamic, 1)
-    for (Index item = 0; item < items; ++item) {
-      const Index block = item % blocks, piece = item / blocks % extents.pieces,
-                  b = item / blocks / extents.pieces, first_key = piece * piece_keys;
-      attend_piece({op, extents, b, first_key, std::min(piece_keys, extents.t_k - first_key), weights,
-                    memory.of_piece(extents, b, piece)},
-                   extents.key_heads * block / blocks, extents.key_heads * (block + 1) / blocks);
-    }
-#pragma omp for schedule(static) nowait
-    for (Index row = 0; row < extents.batch * rows; ++row)
-      merge_row(op, extents, memory, row / rows, row % rows);
+#pragma omp parallel for schedule(dynamic, 1) if (!alone)
+  for (Index item = 0; item < per_block * blocks; ++item) {
+    const Index block = item % blocks, piece = item / blocks % extents.pieces,
+                b = item / blocks / extents.pieces, first_key = piece * piece_keys,
+                first = extents.key_heads * block / blocks, last = extents.key_heads * (block + 1) / blocks;
+    attend_piece(
+        {op, extents, b, first_key, std::min(piece_keys, extents.t_k - first_key),
+         memory.weights + omp_get_thread_num() * rows * piece_keys, memory.of_piece(extents, b, piece)},
+        first, last);
+    const std::atomic_ref<int> missing(memory.missing[b * blocks + block]);
+    if (missing.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+    for (Index row = first * extents.rows_of_key_head(); row < last * extents.rows_of_key_head(); ++row)
+      merge_row(op, extents, memory, b, row);
   }
 }
 
