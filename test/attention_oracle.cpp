@@ -22,10 +22,19 @@ struct Head {
   Index key_scalar(Index j) const { return (b * problem.heads + h) * problem.t_k + j; }
   Index pair(Index i, Index j) const { return query_scalar(i) * problem.t_k + j; }
 
+  double content_term(Index i, Index j, Index c) const {
+    return problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
+  }
+  // The absolute values of the terms of the content, and of the whole logit, added up.
+  double logit_terms(Index i, Index j) const {
+    double terms = std::abs(logit(i, j));
+    for (Index c = 0; c < problem.head_dim; ++c) terms += std::abs(content_term(i, j, c));
+    return terms;
+  }
+
   double logit(Index i, Index j) const {
     double z = 0;
-    for (Index c = 0; c < problem.head_dim; ++c)
-      z += problem.scale * problem.q[query(i) + c] * problem.k[key(j) + c];
+    for (Index c = 0; c < problem.head_dim; ++c) z += content_term(i, j, c);
     if (!problem.slope.empty()) z += problem.slope[h] * static_cast<double>(j - problem.position(i));
     if (!problem.key_bias.empty())
       z += problem.key_bias[key_scalar(j)] - problem.key_bias[key_scalar(problem.position(i))];
@@ -50,6 +59,8 @@ void attend(const Head& head, AttentionValues& values) {
     double sum = 0;
     for (Index j = 0; j < seen; ++j) sum += std::exp(p[j] - maximum);
     values.lse[head.query_scalar(i)] = maximum + std::log(sum);
+    const auto largest = static_cast<Index>(std::max_element(p, p + seen) - p);
+    values.lse_terms[head.query_scalar(i)] = head.logit_terms(i, largest);
     for (Index j = 0; j < seen; ++j) {
       p[j] = std::exp(p[j] - maximum) / sum;
       for (Index c = 0; c < problem.head_dim; ++c) {
@@ -93,7 +104,7 @@ void differentiate(const Head& head, const AttentionValues& values, AttentionGra
 AttentionValues attention(const AttentionProblem& problem) {
   const Index rows = problem.batch * problem.t_q * problem.heads;
   AttentionValues values{Summed(rows * problem.head_dim), std::vector<double>(rows),
-                         std::vector<double>(rows * problem.t_k)};
+                         std::vector<double>(rows), std::vector<double>(rows * problem.t_k)};
   for_each_head(problem, [&](const Head& head) { attend(head, values); });
   return values;
 }

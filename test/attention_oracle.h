@@ -33,7 +33,9 @@ struct Summed {
 struct AttentionValues {
   Summed out;               // [B, T_q, H, d_h]
   std::vector<double> lse;  // [B, H, T_q]
-  std::vector<double> p;    // [B, H, T_q, T_k]
+  // [B, H, T_q], the largest sum of the absolute values of a logit's terms: what lse is exact to
+  std::vector<double> lse_terms;
+  std::vector<double> p;  // [B, H, T_q, T_k]
 };
 
 struct AttentionGradients {

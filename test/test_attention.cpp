@@ -29,7 +29,7 @@ Index count_nan(const std::vector<double>& values) {
 void check_forward(const AttentionProblem& problem, const DeviceAttention& attention_on_device) {
   const AttentionValues want = attention(problem);
   CHECK_FP32(attention_on_device.out.values(), want.out.value, want.out.terms);
-  CHECK_FP32(attention_on_device.lse.values(), want.lse);
+  CHECK_FP32(attention_on_device.lse.values(), want.lse, want.lse_terms);
 }
 
 void check_backward(const AttentionProblem& problem, const AttentionShape& shape,
