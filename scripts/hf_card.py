@@ -2,7 +2,7 @@
 
 import math
 
-from hf_models import head_dims, parts, rope_dim
+from hf_models import has_biases, head_dims, key_heads, later, parts, rope_dim
 from run_reader import is_count
 
 
@@ -24,6 +24,12 @@ def model_rows(config, parameters):
     model, prior = config["model"], config["prior"]
     yield "block, attention", f"`{model['block']}`, `{model['attention']}`"
     yield "layers, heads, width", f"{model['layers']}, {model['heads']}, {model['width']}"
+    if key_heads(config) != model["heads"]:
+        yield "heads of keys and values", f"{key_heads(config)}"
+    if has_biases(config) != (model["block"] == "gpt"):
+        yield "biases", "in every linear layer" if has_biases(config) else "none"
+    if later(config, "qk_norm"):
+        yield "q and k", "normed in each head"
     yield "hidden units of the MLP", f"{model['ff_width'] or 4 * model['width']:,}"
     yield "vocabulary", f"{model['vocab']:,}{'' if model['tied'] else ', a head of its own'}"
     yield "parameters", f"{parameters:,}"

@@ -369,6 +369,16 @@ def test_a_key_of_a_later_program_is_refused(tmp_path, refused, rng):
     assert "model.swirl is not known to this export_hf.py" in refused(3, run, tmp_path / "out")
 
 
+def test_the_card_tells_what_is_not_usual(export):
+    rows = ("| heads of keys and values | 1 |", "| biases | none |", "| q and k | normed in each head |")
+    out, *_ = export({"model.kv_heads": 1, "model.bias": "false", "model.qk_norm": True})
+    card = (out / "README.md").read_text()
+    assert all(row in card for row in rows)
+    out, *_ = export({"model.kv_heads": 2, "model.bias": "true"})
+    card = (out / "README.md").read_text()
+    assert not any(row.rpartition(" |")[0] in card for row in rows)
+
+
 def test_a_step_can_be_chosen(tmp_path, refused, rng):
     config = config_with({})
     run = write_model_run(tmp_path / "run", random_weights(rng, config), config, (10, 20))
