@@ -38,6 +38,10 @@ struct Product {
 void multiply(const Product& product) {
   const auto& [out, left, right, accumulate] = product;
   const auto [m, n, k, left_transposed, right_transposed] = product.shape();
+  if (k == 0) {  // which sgemm refuses
+    if (!accumulate) std::fill_n(out.as<float>(), m * n, 0.0f);
+    return;
+  }
   const dnnl_status_t status =
       dnnl_sgemm(left_transposed ? 'T' : 'N', right_transposed ? 'T' : 'N', m, n, k, 1.0f,
                  left.tensor.as<float>(), left.tensor.shape[1], right.tensor.as<float>(),
