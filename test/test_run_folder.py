@@ -70,7 +70,7 @@ FAILING_STARTS = {
     "no data": ({"data.source": "shards", "data.block": "window", "data.train": "nowhere/*.bin"}, 3),
     "too much memory": ({"model.width": 65536, "model.layers": 100, "model.heads": 64}, 1),
     "a bad token in the first step": ("bad data", 3),
-    "bf16 on the cpu": ({"model.precision": "bf16"}, 2),
+    "a graph on the cpu": ({"train.cuda_graph": "on"}, 2),
 }
 
 
@@ -178,7 +178,7 @@ def test_an_overwrite_that_is_killed_before_its_first_checkpoint_keeps_the_old_r
     assert everything_in(run / ".replaced") == everything_in(finished)
     assert ".replaced" in run_binary("eval", "--checkpoint", run, code=3).stderr
     run_binary("eval", "--checkpoint", run / ".replaced")
-    run_binary(*on(SMALL | {"model.precision": "bf16"}, "--out", run, "--overwrite"), code=2)
+    run_binary(*on(SMALL | {"train.cuda_graph": "on"}, "--out", run, "--overwrite"), code=2)
     assert everything_in(run / ".replaced") == everything_in(finished)
     run_binary(*on(SMALL | {"train.steps": 3}, "--out", run, "--overwrite"))
     assert not (run / ".replaced").exists() and len(metrics_of(run)) == 3
