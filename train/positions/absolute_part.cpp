@@ -16,7 +16,7 @@ std::vector<float> sinusoids(std::int64_t rows, std::int64_t width) {
   const double size = 1 / std::sqrt(columns);
 #pragma omp parallel for schedule(static)
   for (std::int64_t c = 0; c < width; ++c) {
-    const double frequency = std::pow(sinusoid_base, -static_cast<double>(c / 2 * 2) / columns);
+    const double frequency = std::pow(sinusoid_base, -static_cast<double>(c - c % 2) / columns);
     for (std::int64_t p = 0; p < rows; ++p) {
       const double angle = frequency * static_cast<double>(p);
       table[static_cast<std::size_t>(p * width + c)] =
