@@ -110,22 +110,29 @@ def llama_bias(path, json):
     return "true" if found["mlp_bias"] else "auto"
 
 
+def sizes(path, json):
+    """The keys of [model] that Llama's config.json and ours have under the same names."""
+    heads = counted(path, json, "num_attention_heads")
+    return {
+        "layers": counted(path, json, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": grouped_heads(path, json, heads),
+        "width": counted(path, json, "hidden_size"),
+        "ff_width": counted(path, json, "intermediate_size"),
+        "vocab": counted(path, json, "vocab_size"),
+    }
+
+
 # Each returns [model] and [prior] of the run, its training length, and whether that is a part of the model.
 
 
 def llama_model(path, json):
-    heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
-    require(path, json, {"head_dim": (width // heads,)} if json.get("head_dim") else {})
+    own = sizes(path, json)
+    require(path, json, {"head_dim": (own["width"] // own["heads"],)} if json.get("head_dim") else {})
     require(path, json, {"hidden_act": ("silu", "swish")})
-    model = {
+    model = own | {
         "block": "llama",
         "attention": "rope",
-        "layers": counted(path, json, "num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": grouped_heads(path, json, heads),
-        "width": width,
-        "ff_width": counted(path, json, "intermediate_size"),
-        "vocab": counted(path, json, "vocab_size"),
         "tied": json.get("tie_word_embeddings", False) is True,
         "bias": llama_bias(path, json),
         "norm_eps": norm_eps(path, json, "rms_norm_eps", 1e-6),
@@ -168,18 +175,12 @@ def goat_model(path, json):
     parts = () if attention == "none" else str(attention).split("+")
     if not set(parts) <= set(PARTS):
         refuse(path, f"attention is {attention!r}; expected none or a sum of {', '.join(PARTS)}")
-    heads, width = counted(path, json, "num_attention_heads"), counted(path, json, "hidden_size")
+    own = sizes(path, json)
     content, length = counted(path, json, "content_dim"), counted(path, json, "train_length")
     require(path, json, {"attention_scale": (content**-0.5, 1.0)})
-    model = {
+    model = own | {
         "block": json["block"],
         "attention": attention,
-        "layers": counted(path, json, "num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": grouped_heads(path, json, heads),
-        "width": width,
-        "ff_width": counted(path, json, "intermediate_size"),
-        "vocab": counted(path, json, "vocab_size"),
         "tied": json.get("tie_word_embeddings", True) is True,
         "bias": "auto" if json.get("bias") in (own_bias, None) else str(json["bias"]).lower(),
         "qk_norm": json.get("qk_norm") or False,
@@ -190,7 +191,7 @@ def goat_model(path, json):
     }
     prior = PRIOR
     if "goat" in parts:
-        prior = prior_of(path, json.get("prior")) | {"lane_dim": width // heads - content}
+        prior = prior_of(path, json.get("prior")) | {"lane_dim": own["width"] // own["heads"] - content}
     return model, prior, length, bool({"goat", "rope_pi", "learned"} & set(parts))
 
 

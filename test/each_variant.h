@@ -1,4 +1,4 @@
-// A test's body on every device and in every dtype that the device has.
+// A test's body on every device, and in every dtype that the device has.
 #pragma once
 
 #include "test/catch.h"
@@ -16,6 +16,18 @@ void for_each_variant(Body body) {
     INFO(name << ", " << name_of(dtype) << ", GOAT_TEST_SEED=" << seed);
     Rng rng(seed);
     body(*device, dtype, rng);
+  }
+}
+
+// Calls body(device, rng) once for each device that has `dtype`, with a fresh seed, which a failure shows.
+template <class Body>
+void for_each_device(DType dtype, Body body) {
+  for (const std::string& name : device_names(dtype)) {
+    const auto device = open_tested(name);
+    const auto seed = fresh_seed();
+    INFO(name << ", GOAT_TEST_SEED=" << seed);
+    Rng rng(seed);
+    body(*device, rng);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "test/attention_operands.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 #include "test/tested_device.h"
 #include "test/values.h"
 
@@ -163,79 +164,59 @@ TEST_CASE("attention oracle: with a key bias and grouped queries, too, its gradi
 }
 
 TEST_CASE("attention forward and backward: match float64 at odd lengths", "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const Index length : reduced() ? std::vector<Index>{1, 7, 64, 65, 97}
                                         : std::vector<Index>{1, 2, 7, 63, 64, 65, 95, 96, 97, 130, 257})
       for (const bool causal : {true, false}) {
         const bool slope = rng() % 2 == 0;
-        check_attention(*device, {2, length, length, 3, 32, 22, 8, causal, slope}, rng);
+        check_attention(device, {2, length, length, 3, 32, 22, 8, causal, slope}, rng);
       }
-  }
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 for every head dimension, with and without lanes",
           "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const Index head_dim : {1, 8, 20, 32, 52, 64, 128})
       for (const bool slope : {true, false}) {
-        check_attention(*device, {1, 70, 70, 3, head_dim, head_dim, 0, true, slope}, rng);
+        check_attention(device, {1, 70, 70, 3, head_dim, head_dim, 0, true, slope}, rng);
         if (head_dim >= 8)
-          check_attention(*device, {2, 99, 99, 1, head_dim, head_dim - 7, 4, true, slope}, rng);
+          check_attention(device, {2, 99, 99, 1, head_dim, head_dim - 7, 4, true, slope}, rng);
       }
-  }
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 where queries and keys differ in number",
           "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const Index t_q : {1, 5, 96, 100})
       for (const Index t_k : {100, 192, 250})
         for (const bool causal : {true, false})
-          check_attention(*device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
-    check_attention(*device, {2, 130, 7, 3, 24, 20, 2, false, true}, rng);
+          check_attention(device, {2, t_q, t_k, 3, 24, 20, 2, causal, true}, rng);
+    check_attention(device, {2, 130, 7, 3, 24, 20, 2, false, true}, rng);
     for (Index lead = 1; lead <= 32;
          lead += reduced() ? 5 : 1)  // the diagonal meets the edges of tiles everywhere
-      check_attention(*device, {1, 64, 64 + lead, 1, 8, 8, 0, true, true}, rng);
-  }
+      check_attention(device, {1, 64, 64 + lead, 1, 8, 8, 0, true, true}, rng);
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 with steep slopes over many keys", "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index length = reduced() ? 300 : 1000;
     const AttentionShape shape{1, length, length, 4, 16, 10, 4, true, true};
     AttentionProblem problem = random_attention(shape, rng);
     problem.slope = {0.7071f, 4.0f, 100.0f, 0.0f};
-    DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+    DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes);
     on_device.forward();
     on_device.backward();
     check_forward(problem, on_device);
     check_backward(problem, shape, on_device);
-  }
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 with a key bias, alone, with a slope and with lanes",
           "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const bool slope : {false, true})
       for (const Index lanes : {0, 4}) {
         const auto shape = [&](Index batch, Index t_q, Index t_k, Index heads, Index head_dim) {
@@ -243,64 +224,52 @@ TEST_CASE("attention forward and backward: match float64 with a key bias, alone,
               batch, t_q,  t_k,   heads,      head_dim, head_dim - lanes - (lanes > 0 ? 2 : 0),
               lanes, true, slope, DType::f32, 1,        true};
         };
-        check_attention(*device, shape(2, 97, 97, 3, 24), rng);
-        check_attention(*device, shape(1, 257, 257, 1, 8), rng);
-        check_attention(*device, shape(2, 100, 250, 2, 52), rng);
-        check_attention(*device, shape(1, 5, 193, 2, 130), rng);
-        check_attention(*device, shape(1, 1, 1, 1, 16), rng);
+        check_attention(device, shape(2, 97, 97, 3, 24), rng);
+        check_attention(device, shape(1, 257, 257, 1, 8), rng);
+        check_attention(device, shape(2, 100, 250, 2, 52), rng);
+        check_attention(device, shape(1, 5, 193, 2, 130), rng);
+        check_attention(device, shape(1, 1, 1, 1, 16), rng);
       }
     for (Index lead = 1; lead <= 96; lead += reduced() ? 13 : 5)  // the base of a tile's bias is everywhere
-      check_attention(*device, {1, 70, 70 + lead, 1, 8, 8, 0, true, false, DType::f32, 1, true}, rng);
-  }
+      check_attention(device, {1, 70, 70 + lead, 1, 8, 8, 0, true, false, DType::f32, 1, true}, rng);
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 with a key bias that has grown over 32768 keys",
           "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index length = reduced() ? 4096 : 32768;
     for (const Index t_q : {5, 1}) {  // 1: the decode form
       const AttentionShape shape{1, t_q, length, 2, 16, 10, 4, true, false, DType::f32, 2, true};
       AttentionProblem problem = random_attention(shape, rng);
       for (std::size_t i = 0; i < problem.key_bias.size(); ++i)
         problem.key_bias[i] = static_cast<double>(i % static_cast<std::size_t>(length)) * std::log(2.0);
-      DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+      DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes);
       on_device.forward();
       on_device.backward();
       check_forward(problem, on_device);
       check_backward(problem, shape, on_device);
     }
-  }
+  });
 }
 
 TEST_CASE("attention forward and backward: match float64 where heads share keys and values", "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const auto& [heads, group] : {std::pair<Index, Index>{4, 2}, {6, 3}, {5, 5}, {6, 2}})
       for (const bool key_bias : {false, true}) {
         const DType f32 = DType::f32;
-        check_attention(*device, {2, 97, 97, heads, 24, 18, 4, true, true, f32, group, key_bias}, rng);
-        check_attention(*device, {1, 70, 130, heads, 33, 33, 0, true, false, f32, group, key_bias}, rng);
-        check_attention(*device, {1, 3, 100, heads, 130, 120, 2, true, true, f32, group, key_bias}, rng);
+        check_attention(device, {2, 97, 97, heads, 24, 18, 4, true, true, f32, group, key_bias}, rng);
+        check_attention(device, {1, 70, 130, heads, 33, 33, 0, true, false, f32, group, key_bias}, rng);
+        check_attention(device, {1, 3, 100, heads, 130, 120, 2, true, true, f32, group, key_bias}, rng);
       }
-    check_attention(*device, {1, 130, 70, 6, 24, 18, 4, false, true, DType::f32, 3}, rng);
-  }
+    check_attention(device, {1, 130, 70, 6, 24, 18, 4, false, true, DType::f32, 3}, rng);
+  });
 }
 
 TEST_CASE(
     "attention: grouped queries give the bits of copied keys and values, and the sums of their gradients",
     "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index group = 3, width = 24, content = 18, lanes = 4;
     const AttentionProblem grouped =
         random_attention({2, 99, 120, 6, width, content, lanes, true, true, DType::f32, group, true}, rng);
@@ -315,7 +284,7 @@ TEST_CASE(
     };
     copied.k = copies(grouped.k);
     copied.v = copies(grouped.v);
-    const auto got = run(*device, grouped, content, lanes), want = run(*device, copied, content, lanes);
+    const auto got = run(device, grouped, content, lanes), want = run(device, copied, content, lanes);
     for (const std::size_t same : {0, 1, 2, 5, 7, 8})  // all but dk, dv and dk_lanes
       CHECK((got[same] == want[same]));
     const auto summed = [&](const std::vector<double>& values) {  // over the copies of a row
@@ -326,20 +295,16 @@ TEST_CASE(
     };
     CHECK_FP32(got[3], summed(want[3]), summed(absolute(want[3])));
     CHECK_FP32(got[4], summed(want[4]), summed(absolute(want[4])));
-  }
+  });
 }
 
 TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=1000", "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index length = reduced() ? 300 : 1000;
     const AttentionShape shape{2, length, length, 3, 32, 22, 8, true, true};
     AttentionProblem problem = random_attention(shape, rng);
     problem.slope = {0.5f, 0.0625f, 0.00390625f};
-    DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes);
+    DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes);
     on_device.forward();
     on_device.backward();
     const AttentionGradients want = attention_gradients(problem);
@@ -348,7 +313,7 @@ TEST_CASE("attention backward: dlambda and dU match float64 within 1e-3 at T=100
           1e-3 * norm(dlambda));
     CHECK(distance(on_device.dkey_bias.values(), want.dkey_bias.value) <
           1e-3 * norm(want.dkey_bias.value) / std::sqrt(6.0 * static_cast<double>(length)));
-  }
+  });
 }
 
 TEST_CASE("attention backward: the other gradients are the same bits without the optional ones",

@@ -10,6 +10,7 @@
 #include "test/attention_operands.h"
 #include "test/attention_prior.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 #include "test/plain_bf16_attention.h"
 #include "test/tested_device.h"
 #include "test/values.h"
@@ -248,11 +249,7 @@ TEST_CASE(
     "attention precision: d lambda and d b are within 1e-3 of float64 at T=1000 in bf16, nearer than from a "
     "packed dS",
     "[attention]") {
-  for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::bf16, [](Device& device, Rng& rng) {
     const Index length = reduced() ? 300 : 1000;
     const AttentionShape shape{1, length, length, 4, 32, 26, 4, true, true, DType::bf16};
     const AttentionProblem problem = attention_with_prior(shape, rng);
@@ -260,7 +257,7 @@ TEST_CASE(
     const std::vector<double> dlambda = sum_per_head(want.dslope.value, shape.batch, shape.heads);
     const std::vector<double> db = sum_per_head(want.dkey_bias.value, shape.batch, shape.heads, 1);
 
-    DeviceAttention on_device(*device, problem, shape.content_dim, shape.lanes, DType::bf16);
+    DeviceAttention on_device(device, problem, shape.content_dim, shape.lanes, DType::bf16);
     on_device.forward();
     on_device.backward();
     const double error =
@@ -268,18 +265,14 @@ TEST_CASE(
     CHECK(error < 1e-3);
     CHECK(relative_error(sum_per_head(on_device.dkey_bias.values(), shape.batch, shape.heads, 1), db) < 1e-3);
     CHECK(relative_error(dlambda_from_packed(problem), dlambda) > 3 * error);
-  }
+  });
 }
 
 TEST_CASE(
     "attention precision: a slope lambda (j - i) gives the same attention as lambda j in two bf16 lanes at "
     "T=200",
     "[attention]") {
-  for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::bf16, [](Device& device, Rng& rng) {
     const Index content = 26, length = 200;
     AttentionProblem problem =
         random_attention({1, length, length, 3, 32, content, 4, true, false, DType::bf16}, rng);
@@ -294,11 +287,11 @@ TEST_CASE(
     const AttentionValues want = attention(lag_linear);
     const AttentionOutputs plain = plain_bf16_attention(lag_linear, content, 4, {want.out.value, want.lse});
     for (const AttentionProblem& form : {key_linear, lag_linear}) {
-      DeviceAttention on_device(*device, form, content, 4, DType::bf16);
+      DeviceAttention on_device(device, form, content, 4, DType::bf16);
       on_device.forward();
       CHECK_BF16(on_device.out.values(), want.out.value, want.out.terms, plain.out.value);
     }
-  }
+  });
 }
 
 namespace {
@@ -344,17 +337,13 @@ TEST_CASE(
     "attention precision: the logits of a key bias are within 0.003 of float64 at T=32768 where weights "
     "exceed 1e-12",
     "[attention]") {
-  for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::bf16, [](Device& device, Rng& rng) {
     const AttentionShape shape = far_shape(60, 64, true);
     AttentionProblem problem = random_attention(shape, rng);
     problem.key_bias = bias_of_gates(shape.t_k, rng);
     std::vector<Index> isolated;
     isolate_keys(problem, isolated, rng);
-    DeviceAttention on_device(*device, problem, shape.content_dim, 0, DType::bf16);
+    DeviceAttention on_device(device, problem, shape.content_dim, 0, DType::bf16);
     on_device.forward();
     const std::vector<double> lse = on_device.lse.values();
     double worst = 0;
@@ -368,19 +357,15 @@ TEST_CASE(
     INFO("worst error " << worst << " logits");
     CHECK(worst > 0);
     CHECK(worst < 0.003);
-  }
+  });
 }
 
 TEST_CASE("attention precision: with a key bias both passes match float64 at T=32768", "[attention]") {
-  for (const std::string& name : device_names(DType::bf16)) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::bf16, [](Device& device, Rng& rng) {
     const AttentionShape shape = far_shape(9, 32, false);
     AttentionProblem problem = random_attention(shape, rng);
     problem.key_bias = bias_of_gates(shape.t_k, rng);
-    DeviceAttention on_device(*device, problem, shape.content_dim, 0, DType::bf16);
+    DeviceAttention on_device(device, problem, shape.content_dim, 0, DType::bf16);
     on_device.forward();
     on_device.backward();
     const AttentionOutputs want = attention_outputs(problem, shape.content_dim, 0);
@@ -392,5 +377,5 @@ TEST_CASE("attention precision: with a key bias both passes match float64 at T=3
     CHECK_BF16(on_device.v_gradient(), want.dv.value, want.dv.terms, plain.dv.value);
     CHECK_BF16(on_device.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms,
                plain.dkey_bias.value);
-  }
+  });
 }

@@ -7,6 +7,7 @@
 #include "test/attention_operands.h"
 #include "test/attention_prior.h"
 #include "test/catch.h"
+#include "test/each_variant.h"
 #include "test/tested_device.h"
 #include "test/values.h"
 
@@ -91,11 +92,7 @@ TEST_CASE(
     "attention theory: augmented vectors through plain attention give the additive prior, forward and "
     "backward",
     "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     for (const Index modes : {1, 2, 4, 8}) {
       const Index content = 40 - 2 * modes - 2, length = 131;
       AttentionProblem problem =
@@ -104,7 +101,7 @@ TEST_CASE(
       priors[0].slope = 0.02;
       const AttentionProblem oracle = with_bias(problem, priors, content);
       const AttentionProblem augmented = with_lanes(problem, priors, content);
-      DeviceAttention on_device(*device, augmented, content, 2 * modes);
+      DeviceAttention on_device(device, augmented, content, 2 * modes);
       on_device.forward();
       on_device.backward();
       const AttentionValues want = attention(oracle);
@@ -116,16 +113,12 @@ TEST_CASE(
       CHECK_FP32(sum_per_head(on_device.dslope.values(), 2, 2), sum_per_head(gradients.dslope.value, 2, 2),
                  sum_per_head(gradients.dslope.terms, 2, 2));
     }
-  }
+  });
 }
 
 TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as a key bias lambda j",
           "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index content = 26, length = 190;
     AttentionProblem problem = random_attention({1, length, length, 3, 32, content, 4, true, false}, rng);
     std::vector<HeadPrior> priors;
@@ -134,16 +127,16 @@ TEST_CASE("attention theory: a slope lambda (j - i) gives the same attention as 
       priors.back().slope = slope;
     }
     const AttentionValues key_linear = attention(with_bias(problem, priors, content));
-    DeviceAttention by_lanes(*device, with_lanes(problem, priors, content), content, 4);
+    DeviceAttention by_lanes(device, with_lanes(problem, priors, content), content, 4);
     by_lanes.forward();
     CHECK_FP32(by_lanes.out.values(), key_linear.out.value, key_linear.out.terms);
 
     for (HeadPrior& prior : priors) problem.slope.push_back(std::exchange(prior.slope, 0));
     const AttentionProblem lag_linear = with_lanes(problem, priors, content);
-    DeviceAttention by_slope(*device, lag_linear, content, 4);
+    DeviceAttention by_slope(device, lag_linear, content, 4);
     by_slope.forward();
     CHECK_FP32(by_slope.out.values(), key_linear.out.value, key_linear.out.terms);
-  }
+  });
 }
 
 TEST_CASE(
@@ -324,11 +317,7 @@ TEST_CASE(
     "j "
     "up to i",
     "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index length = 150, heads = 4;
     AttentionProblem problem =
         random_attention({1, length, length, heads, 24, 20, 2, true, false, DType::f32, 2}, rng);
@@ -345,8 +334,8 @@ TEST_CASE(
           remembered += log_sigmoid(gates[j * heads + h]);
         }
       }
-    problem.key_bias = bias_of_gates(*device, problem, gates);
-    DeviceAttention on_device(*device, problem, 20, 2);
+    problem.key_bias = bias_of_gates(device, problem, gates);
+    DeviceAttention on_device(device, problem, 20, 2);
     on_device.forward();
     on_device.backward();
     const AttentionOutputs want = attention_outputs(oracle, 20, 2);
@@ -356,15 +345,11 @@ TEST_CASE(
     CHECK_FP32(on_device.k_gradient(), want.dk.value, want.dk.terms);
     CHECK_FP32(on_device.v_gradient(), want.dv.value, want.dv.terms);
     CHECK_FP32(on_device.dkey_bias.values(), want.dkey_bias.value, want.dkey_bias.terms);
-  }
+  });
 }
 
 TEST_CASE("attention theory: gates that never change give a slope of -log sigmoid", "[attention]") {
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [](Device& device, Rng& rng) {
     const Index length = 190;
     AttentionProblem problem = random_attention({1, length, length, 3, 32, 26, 4, true, false}, rng);
     const std::vector<double> head_gates = {0, 3, -2};
@@ -373,10 +358,10 @@ TEST_CASE("attention theory: gates that never change give a slope of -log sigmoi
     AttentionProblem by_slope = problem;
     for (const double gate : head_gates)
       by_slope.slope.push_back(static_cast<double>(static_cast<float>(-log_sigmoid(gate))));
-    problem.key_bias = bias_of_gates(*device, problem, gates);
-    const auto got = results_of(*device, problem, 26, 4), want = results_of(*device, by_slope, 26, 4);
+    problem.key_bias = bias_of_gates(device, problem, gates);
+    const auto got = results_of(device, problem, 26, 4), want = results_of(device, by_slope, 26, 4);
     for (std::size_t which = 0; which < got.size() - 1; ++which) CHECK_FP32(got[which], want[which]);
-  }
+  });
 }
 
 TEST_CASE("attention theory: gates that are wide open give the bits of attention without a key bias",
@@ -404,11 +389,7 @@ TEST_CASE(
     "of a half",
     "[attention]") {
   const Index length = reduced() ? 8192 : 32768;
-  for (const std::string& name : device_names()) {
-    const auto device = open_tested(name);
-    const auto seed = fresh_seed();
-    INFO(name << ", GOAT_TEST_SEED=" << seed);
-    Rng rng(seed);
+  for_each_device(DType::f32, [&](Device& device, Rng& rng) {
     AttentionProblem shape;
     shape.t_k = length;
     std::uniform_real_distribution<double> forgets(1e-4, 0.9999);
@@ -417,13 +398,13 @@ TEST_CASE(
       const double f = forgets(rng);
       gate = static_cast<float>(std::log(f / (1 - f)));
     }
-    const std::vector<double> half_bias = bias_of_gates(*device, shape, halves),
-                              mixed_bias = bias_of_gates(*device, shape, mixed);
+    const std::vector<double> half_bias = bias_of_gates(device, shape, halves),
+                              mixed_bias = bias_of_gates(device, shape, mixed);
     CHECK(half_bias.back() == Approx(static_cast<double>(length) * std::log(2.0)).epsilon(1e-12));
     for (const Index probes : {1, 4, 16}) {  // 1 and 4: the decode form
       INFO(probes << " queries");
-      CHECK(worst_logit(*device, half_bias, probes, rng) < 1e-4);
-      CHECK(worst_logit(*device, mixed_bias, probes, rng) < 0.003);
+      CHECK(worst_logit(device, half_bias, probes, rng) < 1e-4);
+      CHECK(worst_logit(device, mixed_bias, probes, rng) < 0.003);
     }
-  }
+  });
 }

@@ -420,12 +420,8 @@ TEST_CASE(
   const auto device = open_device("cpu");
   const auto initial = [&](const Settings& settings, const std::string& name) {
     const Config config = tiny_config(settings);
-    ParameterSet parameters;
-    MemoryPlan memory;
-    declare_parameters(config, parameters);
-    parameters.plan(memory, false);
-    memory.allocate(*device);
-    parameters.bind();
+    goat::test::tiny_model::TestParameters allocated(config, *device);
+    ParameterSet& parameters = allocated.parameters;
     parameters.initialize(*device, 1);
     for (const StoredTensor& tensor : parameters.stored())
       if (tensor.name == name) return parameters.read(*device, tensor);

@@ -206,12 +206,8 @@ TEST_CASE("qk_norm: the length of q and k is nothing, their norms' weights are, 
     CHECK(loss_with(tensor + ".weight", 3) == Approx(loss).epsilon(1e-5));
     CHECK(std::abs(loss_with(tensor + "_norm.weight", 3) - loss) > 1e-4);
   }
-  ParameterSet parameters;
-  MemoryPlan memory;
-  declare_parameters(config, parameters);
-  parameters.plan(memory, false);
-  memory.allocate(*device);
-  parameters.bind();
+  goat::test::tiny_model::TestParameters allocated(config, *device);
+  ParameterSet& parameters = allocated.parameters;
   parameters.initialize(*device, 1);
   for (const StoredTensor& tensor : parameters.stored())
     if (tensor.name.ends_with("_norm.weight") && tensor.name.starts_with("blocks"))

@@ -11,6 +11,7 @@
 #include "kernels/philox.h"
 #include "test/catch.h"
 #include "test/operand.h"
+#include "test/tiny_model.h"
 #include "train/model/model_parameters.h"
 
 using namespace goat;
@@ -23,12 +24,8 @@ std::map<std::string, std::vector<float>> initial_values(std::uint64_t seed,
       "copy_mixture", {"model.layers=2", "model.width=" + width, "model.heads=2", "prior.init=random",
                        "prior.pos_rank=2", "prior.abs_rank=3", "prior.sink_init_scale=0.5"});
   const auto device = open_device("cpu");
-  ParameterSet parameters;
-  MemoryPlan memory;
-  declare_parameters(config, parameters);
-  parameters.plan(memory, false);
-  memory.allocate(*device);
-  parameters.bind();
+  goat::test::tiny_model::TestParameters allocated(config, *device);
+  ParameterSet& parameters = allocated.parameters;
   parameters.initialize(*device, seed);
   std::map<std::string, std::vector<float>> values;
   for (const StoredTensor& tensor : parameters.stored())

@@ -184,12 +184,8 @@ TEST_CASE(
 TEST_CASE("rope_pi: with a KV cache all positions are scaled for the whole generation, prompt included") {
   const auto device = open_device("cpu");
   const Config config = config_of("rope_pi");
-  ParameterSet parameters;
-  MemoryPlan memory;
-  declare_parameters(config, parameters);
-  parameters.plan(memory, false);
-  memory.allocate(*device);
-  parameters.bind();
+  goat::test::tiny_model::TestParameters allocated(config, *device);
+  ParameterSet& parameters = allocated.parameters;
   goat::test::randomize(*device, parameters, 4);
   const std::vector<std::int32_t> prompt = {1, 2, 3, 4};
   const auto logits = [&](std::int64_t new_tokens) {
@@ -287,12 +283,8 @@ TEST_CASE("learned: a pass or a generation beyond the training length is refused
   const Config config = config_of("learned");
   CHECK(initial_losses(config, *device, 9).size() == 9);
   CHECK_THROWS_AS(initial_losses(config, *device, 10), ConfigError);
-  ParameterSet parameters;
-  MemoryPlan memory;
-  declare_parameters(config, parameters);
-  parameters.plan(memory, false);
-  memory.allocate(*device);
-  parameters.bind();
+  goat::test::tiny_model::TestParameters allocated(config, *device);
+  ParameterSet& parameters = allocated.parameters;
   for (const bool use_cache : {true, false}) {
     CHECK_NOTHROW(Generator(config, parameters, *device, {1, 2, 3}, 6, use_cache));
     CHECK_THROWS_AS(Generator(config, parameters, *device, {1, 2, 3}, 7, use_cache), ConfigError);

@@ -43,6 +43,19 @@ inline Config tiny_config(const Settings& settings = {}) {
   return load_config("copy_mixture", with(all, settings));
 }
 
+// The parameters of a model on a device, without gradients. Their values are not set.
+struct TestParameters {
+  TestParameters(const Config& config, Device& device) {
+    declare_parameters(config, parameters);
+    parameters.plan(memory, false);
+    memory.allocate(device);
+    parameters.bind();
+  }
+
+  ParameterSet parameters;
+  MemoryPlan memory;
+};
+
 // A model with random parameters (also those that start at zero) on a device, and its stored values in
 // double.
 struct TestModel {

@@ -19,8 +19,7 @@ struct InitialWeights {
   std::vector<std::string> unused;   // only in the checkpoint
   std::vector<std::string> changed;  // keys of the model that differ: "model.rope_base = 100, which was 50"
 
-  // For people, one line each kind that there is: "18 tensors as a whole", "not there, start as configured:
-  // ...".
+  // For people: a line for each kind that there is, such as "18 tensors as a whole".
   std::vector<std::string> lines() const;
   std::string json() const;  // everything, for init_from.json
 };
