@@ -10,24 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, UsageError, some
-from run_reader import parse_json, read_bytes
+from run_reader import parse_json, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 STORED_AS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 DTYPES = {"fp32": "F32", "bf16": "BF16"}  # by the names of --dtype
 LONGEST_HEADER = 100_000_000  # bytes
-LARGEST_JSON = 64 << 20  # bytes
-
-
-def read_json(path, limit=LARGEST_JSON):
-    """The JSON object in a file. Raises DataError."""
-    try:
-        found = parse_json(read_bytes(Path(path), limit))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON; the file is damaged ({error})") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected a JSON object")
-    return found
 
 
 def to_bf16(values):

@@ -214,7 +214,7 @@ def prior_of(path, stored):
 
 def read_config(folder, arguments):
     """(family, config of the run) of the folder's config.json."""
-    from hf_files import read_json
+    from run_reader import read_json
     from hf_models import Goat, Gpt2, Llama
 
     path = folder / "config.json"

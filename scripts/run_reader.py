@@ -20,6 +20,7 @@ MANIFEST, WEIGHTS, CHECKSUM = "state.json", "model.safetensors", "xxh3_64"
 FORMAT_OF_FILES, FORMAT_OF_PIECES = 1, 2  # a checksum for each file, or for each of its pieces
 LARGEST_MANIFEST = 64 << 20  # bytes
 LARGEST_COUNT = 1 << 62
+LARGEST_JSON = 64 << 20  # bytes
 READ_BYTES = 1 << 20
 STEP_FOLDER = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")  # as printf's %08d writes it
 
@@ -114,6 +115,17 @@ def parse_json(contents, parse_float=float):
         return json.loads(text, parse_float=parse_float, parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_json(path, limit=LARGEST_JSON):
+    """The JSON object in a file. Raises DataError."""
+    try:
+        found = parse_json(read_bytes(Path(path), limit))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON; the file is damaged ({error})") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected a JSON object")
+    return found
 
 
 def canonical(value):
@@ -329,12 +341,4 @@ def finite(value):
 def read_summary(run):
     """summary.json, which a run writes at its end; {} before that."""
     path = Path(run) / "summary.json"
-    if not path.exists():
-        return {}
-    try:
-        summary = parse_json(read_bytes(path))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON; the file is damaged ({error})") from None
-    if not isinstance(summary, dict):
-        raise DataError(f"{path}: expected an object")
-    return summary
+    return read_json(path) if path.exists() else {}

@@ -146,7 +146,7 @@ void multiply_rounded(const ProductShape& shape, float* out, const float* left, 
 
 // A set of instructions has the bits of all sets that it includes.
 Bf16Form bf16_form() {
-  const unsigned has = dnnl_get_effective_cpu_isa(), needed = dnnl_cpu_isa_avx512_core_bf16;
+  const unsigned has = dnnl_get_effective_cpu_isa(), needed = dnnl_cpu_isa_avx512_core_amx;
   return (has & needed) == needed ? Bf16Form::library : Bf16Form::rounded;
 }
 

@@ -16,7 +16,7 @@ struct ProductShape {
 // Two forms of the same product. They differ in the order of the sums, and the processor's instructions take
 // numbers below 2^-126 as zeros.
 enum class Bf16Form : std::uint8_t {
-  library,  // oneDNN's bf16 product, on processors with instructions for it (AVX512_BF16, AMX)
+  library,  // oneDNN's bf16 product, on processors with AMX; with AVX512_BF16 alone it is slower than sgemm
   rounded   // fp32 copies of the rounded elements, and sgemm
 };
 // The form for this processor, as far as ONEDNN_MAX_CPU_ISA lets oneDNN use it.

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Repeats the experiments of docs/results.md at small scale: trains and evaluates every model of a study.
+
+  reproduce.py extrapolation    perplexity far beyond the training length, 11 kinds of positions, 3 seeds
+  reproduce.py retrieval        passkey and needle in a haystack, 6 kinds of positions, 3 seeds
+  reproduce.py ablations        the prior's ranks, bases, start and frequencies
+  reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
+
+Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation. What
+has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint. So the
+same command, given again, finishes the study, on this machine or on another that has the files.
+
+The studies of text read data/shakespeare:
+  .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
+
+Exit codes: 0 done, 1 failure (a run failed, disk, interrupted), 2 wrong use, 3 bad data.
+"""
+
+import fnmatch
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import console
+from console import ScriptError, UsageError
+from figure_file import replace_file
+from run_reader import finite, read_json, read_metrics, read_summary
+from studies import STUDIES
+from study_tables import tables_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = Path(os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat"))
+STOPPED_AFTER_SAVING = 4
+
+
+class Workers:
+    """Runs the program, several at a time with one thread each. stop() ends all of them, after they have
+    saved, and lets none start."""
+
+    def __init__(self, deadline):
+        self.deadline = deadline
+        self.running = set()
+        self.lock = threading.Lock()
+        self.stopped = False
+
+    def may_start(self):
+        return not self.stopped and time.monotonic() < self.deadline
+
+    def call(self, arguments, log):
+        """Appends what it prints to `log`. Returns the exit code."""
+        with open(log, "ab") as file:
+            with self.lock:
+                if self.stopped:
+                    return STOPPED_AFTER_SAVING
+                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                process = subprocess.Popen(
+                    [PROGRAM, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches it through stop() alone
+                )
+                self.running.add(process)
+            code = process.wait()
+            with self.lock:
+                self.running.discard(process)
+        return code
+
+    def stop(self):
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                process.send_signal(signal.SIGTERM)
+
+
+def as_settings(settings):
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def train(experiment, run, workers, log):
+    """Trains the model, or goes on with it. Returns whether it is trained."""
+    if read_summary(run):
+        return True
+    start = ["--config", experiment.preset, "--out", str(run), *as_settings(experiment.settings)]
+    code = workers.call(["--resume", "--out", str(run)] if (run / "config.toml").exists() else start, log)
+    if code not in (0, STOPPED_AFTER_SAVING):
+        raise ScriptError(f"{experiment.name}: training ended with code {code}, see {log}")
+    return code == 0
+
+
+def evaluate(experiment, run, workers, log):
+    """{name: what eval --json wrote}, or None if it was stopped."""
+    found = {}
+    for name, options in experiment.evaluations.items():
+        file = run / f"{name}.json"
+        if not file.exists():
+            code = workers.call(["eval", "--checkpoint", str(run), "--json", str(file), *options], log)
+            if workers.stopped:
+                return None
+            if code != 0:
+                raise ScriptError(f"{experiment.name}: eval ended with code {code}, see {log}")
+        found[name] = read_json(file)
+    return found
+
+
+def analyze(experiment, run, workers, log):
+    """analysis.json, or None if it was stopped."""
+    file = run / "analysis" / "analysis.json"
+    if not file.exists():
+        code = workers.call(["analyze", "--checkpoint", str(run)], log)
+        if workers.stopped:
+            return None
+        if code != 0:
+            raise ScriptError(f"{experiment.name}: analyze ended with code {code}, see {log}")
+    return read_json(file)
+
+
+def processor():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+def commands_of(experiment):
+    run = f"runs/{experiment.name}"
+    settings = shlex.join(as_settings(experiment.settings))
+    yield f"./train_gpt_goat --config {experiment.preset} --out {run} {settings}"
+    for name, options in experiment.evaluations.items():
+        yield f"./train_gpt_goat eval --checkpoint {run} {shlex.join(options)} --json {run}/{name}.json"
+
+
+def result_of(study, experiment, run, evaluations, analysis):
+    validation = [(entry["step"], finite(entry["val_loss"])) for entry in read_metrics(run) if "val_loss" in entry]
+    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    return {
+        "study": study,
+        "preset": experiment.preset,
+        "variant": experiment.variant,
+        "seed": experiment.seed,
+        "settings": experiment.settings,
+        "commands": list(commands_of(experiment)),
+        "program": version.split()[1],
+        "processor": processor(),
+        "summary": read_summary(run),
+        "validation": validation,
+        "evaluations": evaluations,
+        "analysis": analysis,
+    }
+
+
+def finish(study, experiment, folders, workers):
+    """Trains and evaluates one model and writes its file. Returns whether it is finished."""
+    if not workers.may_start():
+        return False
+    run = folders["runs"] / study / experiment.name
+    run.parent.mkdir(parents=True, exist_ok=True)
+    log = run.with_name(f"{experiment.name}.log")
+    begin = time.monotonic()
+    if not train(experiment, run, workers, log):
+        return False
+    evaluations = evaluate(experiment, run, workers, log)
+    analysis = analyze(experiment, run, workers, log) if experiment.is_analyzed else {}
+    if evaluations is None or analysis is None:
+        return False
+    result = result_of(study, experiment, run, evaluations, analysis)
+    replace_file(file_of(folders, study, experiment), (json.dumps(result, indent=1) + "\n").encode())
+    console.say(f"{experiment.name}: finished after {(time.monotonic() - begin) / 60:.1f} minutes")
+    return True
+
+
+def file_of(folders, study, experiment):
+    return folders["results"] / study / f"{experiment.name}.json"
+
+
+def work_off(study, experiments, folders, workers, jobs):
+    """Whether all of the experiments are finished now."""
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(finish, study, each, folders, workers) for each in experiments]
+            try:
+                return all([future.result() for future in futures])
+            except BaseException:
+                workers.stop()
+                raise
+    finally:
+        workers.stop()
+
+
+def parse_arguments():
+    parser = console.Parser(description=__doc__.split("\n\n", 1)[0], epilog="See the head of this file.")
+    parser.add_argument("study", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
+    parser.add_argument("--table", action="store_true", help="print the tables of what is finished")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="of these names, as 'goat*-seed1'")
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time, one thread each (2)")
+    parser.add_argument("--minutes", type=float, help="start no model after so many minutes")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (runs)")
+    parser.add_argument("--results", type=Path, default=ROOT / "dev/results/reproduction", help="of the files")
+    arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        raise UsageError("--jobs must be 1 or more")
+    return arguments
+
+
+def body():
+    arguments = parse_arguments()
+    folders = {"runs": arguments.runs, "results": arguments.results}
+    experiments = [each for each in STUDIES[arguments.study] if fnmatch.fnmatch(each.name, arguments.only)]
+    if not experiments:
+        names = console.some(each.name for each in STUDIES[arguments.study])
+        raise UsageError(f"--only {arguments.only}: no such model; there are: {names}")
+    is_finished = {each.name: file_of(folders, arguments.study, each).exists() for each in experiments}
+    if arguments.table:
+        files = [file_of(folders, arguments.study, each) for each in experiments if is_finished[each.name]]
+        console.say(tables_of(arguments.study, [read_json(file) for file in files]))
+        return
+    if not PROGRAM.exists():
+        raise ScriptError(f"{PROGRAM}: there is no program yet: run make")
+    left = [each for each in experiments if not is_finished[each.name]]
+    console.say(f"{arguments.study}: {len(experiments) - len(left)} of {len(experiments)} models are finished")
+    deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+    if not work_off(arguments.study, left, folders, Workers(deadline), arguments.jobs):
+        console.say("not all are finished; the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(console.run_script("reproduce.py", body, "the same command goes on"))

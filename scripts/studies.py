@@ -1,0 +1,110 @@
+"""The experiments of reproduce.py: which models are trained, and how they are evaluated."""
+
+import re
+from dataclasses import dataclass, field
+
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    variant: str  # the row of the table
+    seed: int
+    preset: str
+    settings: dict  # what differs from the preset, by section.key
+    evaluations: dict  # name: options of `eval`
+    is_analyzed: bool = False  # whether the spectrum of its prior is kept, too
+    group: str = field(default="")  # the table within the study
+
+    @property
+    def name(self):
+        words = [self.group, self.variant, f"seed{self.seed}"]
+        return "-".join(re.sub(r"[^\w+]+", "_", word) for word in words if word)
+
+
+# What `model.attention` and the keys beside it are in each row.
+VARIANTS = {
+    "none": {"model.attention": "none"},
+    "rope": {"model.attention": "rope"},
+    "rope 3/4": {"model.attention": "rope", "model.rope_fraction": 0.75},
+    "rope_pi": {"model.attention": "rope_pi"},
+    "alibi": {"model.attention": "alibi"},
+    "alibi_learned": {"model.attention": "alibi_learned"},
+    "forget": {"model.attention": "forget"},
+    "goat": {"model.attention": "goat"},
+    "goat, alibi start": {"model.attention": "goat", "prior.init": "alibi"},
+    "goat, no slope": {"model.attention": "goat", "prior.recency": "off"},
+    "goat+forget": {"model.attention": "goat+forget"},
+}
+
+LENGTHS = "128,256,512,1024,2048,32768"  # 1 to 256 times the training length
+PERPLEXITY = {"eval": ["--lengths", LENGTHS, "--tokens", "65536"]}
+
+
+def text_model(variant, settings, seed, group=""):
+    """A model of the preset `shakespeare`, evaluated on the same 65,536 bytes at each length."""
+    has_prior = "goat" in settings["model.attention"]
+    return Experiment(
+        variant, seed, "shakespeare", settings | {"train.seed": seed}, PERPLEXITY, has_prior, group
+    )
+
+
+def extrapolation():
+    return [text_model(*each, seed) for seed in SEEDS for each in VARIANTS.items()]
+
+
+# The prior's settings, each changed alone. The preset has R = 4, M = 8, both bases 10,000, zero start.
+ABLATIONS = {
+    "R=1": {"prior.pos_rank": 1},
+    "R=2": {"prior.pos_rank": 2},
+    "R=4": {},
+    "R=8": {"prior.pos_rank": 8},
+    "base 100": {"prior.base": 100},
+    "base 1000": {"prior.base": 1000},
+    "base 100000": {"prior.base": 100000},
+    "random start": {"prior.init": "random"},
+    "alibi start": {"prior.init": "alibi"},
+    "learned frequencies": {"prior.learned_frequencies": "true"},
+}
+
+
+def ablations():
+    return [text_model(name, {"model.attention": "goat"} | keys, 1) for name, keys in ABLATIONS.items()]
+
+
+# 4 layers of width 128, trained at 256 characters for 1,000 steps: what both tasks share.
+SMALL_TASK = {
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.width": 128,
+    "prior.pos_rank": 4,
+    "data.seq_len": 256,
+    "train.steps": 1000,
+    "train.warmup": 100,
+    "train.batch": 32,
+}
+TASK_LENGTHS = "256,512,1024,2048,4096"
+TASKS = {
+    "passkey": ["--lengths", TASK_LENGTHS, "--samples", "10", "--depths", "0.1,0.3,0.5,0.7,0.9"],
+    "niah": ["--lengths", TASK_LENGTHS, "--samples", "10"],
+}
+RETRIEVAL = ("goat", "goat, alibi start", "rope", "alibi", "forget", "none")
+
+
+def retrieval():
+    return [
+        Experiment(
+            variant,
+            seed,
+            task,
+            SMALL_TASK | VARIANTS[variant] | {"train.seed": seed},
+            {"eval": options},
+            group=task,
+        )
+        for seed in SEEDS
+        for task, options in TASKS.items()
+        for variant in RETRIEVAL
+    ]
+
+
+STUDIES = {"extrapolation": extrapolation(), "retrieval": retrieval(), "ablations": ablations()}
