@@ -16,6 +16,7 @@ The studies of text read data/shakespeare:
 Exit codes: 0 done, 1 failure (a run failed, disk, interrupted), 2 wrong use, 3 bad data.
 """
 
+import argparse
 import fnmatch
 import json
 import os
@@ -25,11 +26,13 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import console
-from console import ScriptError, UsageError
+from console import DataError, ScriptError, UsageError
 from figure_file import replace_file
 from run_reader import finite, read_json, read_metrics, read_summary
 from studies import STUDIES
@@ -38,6 +41,8 @@ from study_tables import tables_of
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat"))
 STOPPED_AFTER_SAVING = 4
+
+warn = partial(console.warn, "reproduce.py")
 
 
 class Workers:
@@ -82,15 +87,34 @@ class Workers:
 
 
 def as_settings(settings):
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    def as_toml(value):
+        return str(value).lower() if isinstance(value, bool) else value
+
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={as_toml(value)}")]
+
+
+def check_settings(experiment, run):
+    """Raises DataError if the run that is there is another model's: its settings have changed since."""
+    try:
+        config = tomllib.loads((run / "config.toml").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{run / 'config.toml'}: {error}") from None
+    for key, value in experiment.settings.items():
+        section, _, name = key.partition(".")
+        found = config.get(section, {}).get(name)
+        if found != value:
+            raise DataError(f"{run}: {key} is {found!r}, in the study {value!r}; remove the run to train it anew")
 
 
 def train(experiment, run, workers, log):
     """Trains the model, or goes on with it. Returns whether it is trained."""
+    is_begun = (run / "config.toml").exists()
+    if is_begun:
+        check_settings(experiment, run)
     if read_summary(run):
         return True
     start = ["--config", experiment.preset, "--out", str(run), *as_settings(experiment.settings)]
-    code = workers.call(["--resume", "--out", str(run)] if (run / "config.toml").exists() else start, log)
+    code = workers.call(["--resume", "--out", str(run)] if is_begun else start, log)
     if code not in (0, STOPPED_AFTER_SAVING):
         raise ScriptError(f"{experiment.name}: training ended with code {code}, see {log}")
     return code == 0
@@ -181,22 +205,43 @@ def file_of(folders, study, experiment):
     return folders["results"] / study / f"{experiment.name}.json"
 
 
+def finished_result(folders, study, experiment):
+    """The file of a finished model, None if there is none. Raises DataError if the study has changed since."""
+    file = file_of(folders, study, experiment)
+    if not file.exists():
+        return None
+    result = read_json(file)
+    if result.get("settings") != experiment.settings:
+        raise DataError(f"{file}: its settings are not those of the study; remove it to train the model anew")
+    return result
+
+
 def work_off(study, experiments, folders, workers, jobs):
-    """Whether all of the experiments are finished now."""
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(finish, study, each, folders, workers) for each in experiments]
-            try:
-                return all([future.result() for future in futures])
-            except BaseException:
-                workers.stop()
-                raise
-    finally:
-        workers.stop()
+    """Returns whether all of the experiments are finished now. Raises ScriptError if some have failed."""
+    failed = []
+
+    def attempt(experiment):
+        try:
+            return finish(study, experiment, folders, workers)
+        except ScriptError as error:  # the others go on
+            warn(error)
+            failed.append(experiment.name)
+            return False
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            is_finished = list(pool.map(attempt, experiments))
+        finally:
+            workers.stop()
+    if failed:
+        raise ScriptError(f"{console.count(len(failed), 'model')} failed: {console.some(sorted(failed))}")
+    return all(is_finished)
 
 
 def parse_arguments():
-    parser = console.Parser(description=__doc__.split("\n\n", 1)[0], epilog="See the head of this file.")
+    parser = console.Parser(
+        prog="reproduce.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--table", action="store_true", help="print the tables of what is finished")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of these names, as 'goat*-seed1'")
@@ -217,19 +262,23 @@ def body():
     if not experiments:
         names = console.some(each.name for each in STUDIES[arguments.study])
         raise UsageError(f"--only {arguments.only}: no such model; there are: {names}")
-    is_finished = {each.name: file_of(folders, arguments.study, each).exists() for each in experiments}
+    results = {each.name: finished_result(folders, arguments.study, each) for each in experiments}
+    finished = [result for result in results.values() if result]
     if arguments.table:
-        files = [file_of(folders, arguments.study, each) for each in experiments if is_finished[each.name]]
-        console.say(tables_of(arguments.study, [read_json(file) for file in files]))
+        console.say(tables_of(arguments.study, finished))
         return
     if not PROGRAM.exists():
         raise ScriptError(f"{PROGRAM}: there is no program yet: run make")
-    left = [each for each in experiments if not is_finished[each.name]]
-    console.say(f"{arguments.study}: {len(experiments) - len(left)} of {len(experiments)} models are finished")
+    console.say(f"{arguments.study}: {len(finished)} of {len(experiments)} models are finished")
+    left = [each for each in experiments if not results[each.name]]
     deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     if not work_off(arguments.study, left, folders, Workers(deadline), arguments.jobs):
         console.say("not all are finished; the same command goes on")
 
 
+def main():
+    return console.run_script("reproduce.py", body, "the same command goes on")
+
+
 if __name__ == "__main__":
-    sys.exit(console.run_script("reproduce.py", body, "the same command goes on"))
+    sys.exit(main())

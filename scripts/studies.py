@@ -64,7 +64,7 @@ ABLATIONS = {
     "base 100000": {"prior.base": 100000},
     "random start": {"prior.init": "random"},
     "alibi start": {"prior.init": "alibi"},
-    "learned frequencies": {"prior.learned_frequencies": "true"},
+    "learned frequencies": {"prior.learned_frequencies": True},
 }
 
 

@@ -1,0 +1,208 @@
+"""scripts/reproduce.py: what a finished model leaves, that an interrupted study goes on, and its tables."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import reproduce
+import studies
+import study_tables
+from conftest import REPOSITORY
+
+TINY = {
+    "model.layers": 1,
+    "model.width": 32,
+    "prior.pos_rank": 2,
+    "data.seq_len": 16,
+    "train.batch": 4,
+    "train.steps": 4,
+    "train.warmup": 1,
+    "eval.tokens": 64,
+}
+LENGTHS = ["--lengths", "16,32", "--tokens", "64"]
+
+
+def tiny(variant, seed=1, **changes):
+    settings = TINY | studies.VARIANTS[variant] | {"train.seed": seed} | changes
+    return studies.Experiment(variant, seed, "copy_mixture", settings, {"eval": LENGTHS}, variant == "goat")
+
+
+@pytest.fixture
+def start(binary, tmp_path, monkeypatch, capsys):
+    """start(experiments, words...): reproduce.py with a study of these; its exit code, stdout and stderr."""
+    monkeypatch.setattr(reproduce, "PROGRAM", binary)
+
+    def run(experiments, *words):
+        monkeypatch.setitem(reproduce.STUDIES, "extrapolation", experiments)
+        folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", "extrapolation", *folders, *words])
+        code = reproduce.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def result_of(tmp_path, name):
+    return json.loads((tmp_path / "results" / "extrapolation" / f"{name}.json").read_text())
+
+
+def test_a_finished_model_is_one_file_with_what_the_program_wrote(start, tmp_path):
+    code, _, errors = start([tiny("goat"), tiny("rope", seed=2)])
+    assert (code, errors) == (0, "")
+    for name, seed in (("goat-seed1", 1), ("rope-seed2", 2)):
+        result, run = result_of(tmp_path, name), tmp_path / "runs" / "extrapolation" / name
+        assert result["evaluations"]["eval"] == json.loads((run / "eval.json").read_text())
+        assert result["summary"] == json.loads((run / "summary.json").read_text())
+        assert [row["length"] for row in result["evaluations"]["eval"]["results"]] == [16, 32]
+        assert result["seed"] == seed and result["settings"]["train.seed"] == seed
+        assert result["validation"][-1] == [4, result["summary"]["val_loss"]]
+    analysis = tmp_path / "runs/extrapolation/goat-seed1/analysis/analysis.json"
+    assert result_of(tmp_path, "goat-seed1")["analysis"] == json.loads(analysis.read_text())
+    assert result_of(tmp_path, "rope-seed2")["analysis"] == {}
+
+
+def test_its_commands_repeat_it(start, tmp_path, binary, run_command):
+    start([tiny("goat")])
+    result = result_of(tmp_path, "goat-seed1")
+    for command in result["commands"]:
+        words = command.replace("runs/goat-seed1", str(tmp_path / "again")).split()
+        run_command([binary, *words[1:]])
+    again = json.loads((tmp_path / "again" / "eval.json").read_text())
+    assert again["results"] == result["evaluations"]["eval"]["results"]
+
+
+def test_what_is_finished_is_not_done_again(start, tmp_path):
+    start([tiny("none")])
+    (tmp_path / "results/extrapolation/none-seed1.json").touch()
+    log = tmp_path / "runs/extrapolation/none-seed1.log"
+    before = log.read_bytes()
+    code, out, _ = start([tiny("none"), tiny("rope")], "--only", "none*")
+    assert code == 0 and "1 of 1 models are finished" in out and log.read_bytes() == before
+    assert not (tmp_path / "runs/extrapolation/rope-seed1").exists()
+
+
+def test_without_time_nothing_is_started(start, tmp_path):
+    code, out, _ = start([tiny("none")], "--minutes", "0")
+    assert code == 0 and "the same command goes on" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupted_model_goes_on_and_becomes_the_same(start, tmp_path, binary):
+    # Long enough to be interrupted; the interruption comes once the run has its folder.
+    experiment = tiny("goat", **{"train.steps": 400, "checkpoint.interval": 50})
+    study = f"""
+import sys
+sys.path[:0] = [{str(REPOSITORY / "scripts")!r}, {str(REPOSITORY / "test")!r}]
+import reproduce, test_reproduce
+changes = {{"train.steps": 400, "checkpoint.interval": 50}}
+reproduce.STUDIES["extrapolation"] = [test_reproduce.tiny("goat", **changes)]
+sys.exit(reproduce.main())
+"""
+    words = ["extrapolation", "--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", study, *words],
+        env=os.environ | {"TRAIN_GPT_GOAT": str(binary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "runs/extrapolation/goat-seed1/metrics.jsonl"
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "the same command goes on" in errors
+    assert not (tmp_path / "results").exists()
+    assert start([experiment])[0] == 0
+    log = (tmp_path / "runs/extrapolation/goat-seed1.log").read_text()
+    assert log.count("resum") >= 1
+    interrupted = result_of(tmp_path, "goat-seed1")
+    (tmp_path / "results/extrapolation/goat-seed1.json").unlink()
+    (tmp_path / "runs").rename(tmp_path / "first")
+    start([experiment])
+    assert result_of(tmp_path, "goat-seed1")["evaluations"]["eval"]["results"] == (
+        interrupted["evaluations"]["eval"]["results"]
+    )
+
+
+def test_a_model_that_fails_does_not_stop_the_others(start, tmp_path):
+    code, out, errors = start([tiny("none", **{"train.steps": -3}), tiny("rope")])
+    assert code == 1 and "1 model failed: none-seed1" in errors and "none-seed1.log" in errors
+    assert "rope-seed1: finished" in out
+    assert "train.steps" in (tmp_path / "runs/extrapolation/none-seed1.log").read_text()
+
+
+def test_a_model_whose_settings_have_changed_is_refused(start, tmp_path):
+    start([tiny("none")])
+    code, _, errors = start([tiny("none", **{"model.width": 64})])
+    assert code == 3 and "remove it to train the model anew" in errors
+    (tmp_path / "results/extrapolation/none-seed1.json").unlink()
+    code, _, errors = start([tiny("none", **{"model.width": 64})])
+    assert code == 1 and "model.width is 32, in the study 64" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--only", "xpos*"], "no such model; there are: none-seed1"), (["--jobs", "0"], "--jobs must be 1")],
+)
+def test_wrong_use(start, words, message):
+    code, _, errors = start([tiny("none")], *words)
+    assert code == 2 and message in errors
+
+
+def test_names_and_settings_of_all_studies_are_unique(run_binary):
+    for experiments in studies.STUDIES.values():
+        assert len({each.name for each in experiments}) == len(experiments)
+        for each in experiments:
+            if each.seed == 1:
+                run_binary("--config", each.preset, *reproduce.as_settings(each.settings), "--print-config")
+
+
+# Tables
+
+
+def invented(variant, seed, rows, preset="shakespeare"):
+    results = [{"length": length, "nll": nll, **more} for length, nll, more in rows]
+    return {
+        "variant": variant,
+        "seed": seed,
+        "preset": preset,
+        "evaluations": {"eval": {"results": results}},
+    }
+
+
+def test_perplexities_are_means_and_deviations_over_seeds():
+    # exp(ln 4) = 4 and exp(ln 5) = 5: mean 4.5, standard deviation sqrt(0.5) = 0.707
+    ln4, ln5 = 1.3862943611198906, 1.6094379124341003
+    results = [
+        invented("goat", 1, [(128, ln4, {}), (2048, ln5, {})]),
+        invented("goat", 2, [(128, ln5, {}), (2048, ln5, {})]),
+        invented("none", 1, [(128, ln4, {}), (2048, ln4, {})]),
+    ]
+    assert study_tables.tables_of("extrapolation", results).split("\n\n")[1] == (
+        "| positions | seeds | 128 | 2,048 |\n"
+        "| --- | --- | --- | --- |\n"
+        "| goat | 2 | 4.500 ± 0.707 | 5.000 ± 0.000 |\n"
+        "| none | 1 | 4.000 | 4.000 |"
+    )
+
+
+def test_accuracies_are_means_over_depths():
+    rows = [
+        (256, 2.0, {"depth": depth, "span_token_accuracy": right, "strict_accuracy": whole})
+        for depth, right, whole in ((0.1, 1.0, 1.0), (0.9, 0.5, 0.0))
+    ]
+    tables = study_tables.tables_of("retrieval", [invented("goat", 1, rows, "niah")])
+    assert "niah, share of characters that are right, by length:" in tables
+    assert "| goat | 1 | 0.75 |" in tables and "| goat | 1 | 0.50 |" in tables
+
+
+def test_files_with_other_lengths_do_not_share_a_table():
+    results = [invented("goat", 1, [(128, 1.0, {})]), invented("none", 1, [(256, 1.0, {})])]
+    with pytest.raises(study_tables.DataError, match="none: its files have other lengths than goat"):
+        study_tables.tables_of("extrapolation", results)
