@@ -4,14 +4,16 @@
   reproduce.py extrapolation    perplexity far beyond the training length, 11 kinds of positions, 3 seeds
   reproduce.py retrieval        passkey and needle in a haystack, 6 kinds of positions, 3 seeds
   reproduce.py ablations        the prior's ranks, bases, start and frequencies
+  reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
 
 Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation. What
 has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint. So the
 same command, given again, finishes the study, on this machine or on another that has the files.
 
-The studies of text read data/shakespeare:
+The studies of text read data/shakespeare, that of a genome data/lambda:
   .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
+  .venv/bin/python data/prepare.py fasta --out data/lambda --input lambda_virus.fa.gz
 
 Exit codes: 0 done, 1 failure (a run failed, disk, interrupted), 2 wrong use, 3 bad data.
 """

@@ -107,4 +107,38 @@ def retrieval():
     ]
 
 
-STUDIES = {"extrapolation": extrapolation(), "retrieval": retrieval(), "ablations": ablations()}
+# A model of 0.8M parameters on the genome of one virus, 42,000 bases: it is small, and so are the data.
+SMALL_GENOME = {
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.width": 128,
+    "data.seq_len": 256,
+    "data.train": "data/lambda/train_*.bin",
+    "data.val": "data/lambda/val_*.bin",
+    "train.steps": 300,
+    "train.lr": 1e-3,
+    "train.min_lr": 1e-4,
+    "train.warmup": 50,
+}
+
+
+def genome():
+    return [
+        Experiment(
+            variant,
+            seed,
+            "genome_25m",
+            SMALL_GENOME | VARIANTS[variant] | {"train.seed": seed},
+            {"eval": ["--lengths", "256,512,1024,2048,5999"]},
+        )
+        for seed in SEEDS
+        for variant in ("goat", "alibi", "rope", "none")
+    ]
+
+
+STUDIES = {
+    "extrapolation": extrapolation(),
+    "retrieval": retrieval(),
+    "ablations": ablations(),
+    "genome": genome(),
+}

@@ -56,6 +56,13 @@ def extrapolation_tables(results):
     return "Perplexity by length:\n\n" + length_table("positions", results, perplexities, 3)
 
 
+def genome_tables(results):
+    def bits(result):
+        return {length: loss / math.log(2) for length, loss in at_lengths(result, "nll").items()}
+
+    return "Bits a base by length:\n\n" + length_table("positions", results, bits, 4)
+
+
 def retrieval_tables(results):
     parts = []
     for task in ("passkey", "niah"):
@@ -71,6 +78,7 @@ TABLES = {
     "extrapolation": extrapolation_tables,
     "retrieval": retrieval_tables,
     "ablations": extrapolation_tables,
+    "genome": genome_tables,
 }
 
 
