@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and measures everything on a GPU, writes one JSON file and prints a summary:
-#   dev/gpu_check.sh [PART] [--part train|kernels|ranks] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
+#   dev/gpu_check.sh [PART] [--part train|kernels|ranks|extrapolate] [--bin DIR] [--data DIR] [--out FILE] [--tag NAME] [--device cuda|simt]
 # PART alone is --part PART.
 # Part train, sized for 4 minutes on an H100: speed and memory of c4_125m and fineweb_1b on random tokens; runs that must be the same bit for bit; losses
 # beside those of the simulated GPU and the CPU; a profile and its gaps, beside the step that the kernels' times predict.
@@ -9,29 +9,35 @@
 # Part ranks, sized for 3 minutes: NCCL with one rank, with two ranks on one GPU by two ways, and with a rank on each GPU found. The contract tests of
 # the communicator; 20 steps, the same bit for bit as one rank with as many leaves; a rank that is killed; the speed of all GPUs. What this machine or its
 # NCCL cannot do is reported as not run, with the reason, and fails nothing. NCCL is $GOAT_NCCL, or the libnccl.so.2 of the machine or of a Python package.
+# Part extrapolate, at most 6 minutes: c4_125m on real text with goat and with rope, two minutes of training each by the same schedule on the same
+# tokens, as many as the slower has time for; then the perplexity of the same tokens at 2k to 32k. What comes out is a finding. It fails if a loss is not
+# finite, if a run learns nothing, or ends with an error. The text is --data DIR, or what dev/gpu_package.sh --data packed: train_*.bin and val_*.bin of
+# `data/prepare.py text|jsonl --tokenizer gpt2 --max-tokens 30000000 --out DIR ...`, at least 65,537 tokens of them for validation. Without, it is not run.
 # Without --part it does all. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
 # dev/gpu_package.sh packed elsewhere. Exits with 0 only if every section passed.
 # Needs on the machine: an NVIDIA driver, libcublasLt.so.13 (CUDA toolkit or PyTorch), python3 (3.11 or later); compute-sanitizer for its part.
-# --device simt rehearses parts train and ranks without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`; with a
+# --device simt rehearses parts train, ranks and extrapolate without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`; with a
 # nccl_ranks beside it the contract tests run too.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-usage="usage: dev/gpu_check.sh [PART] [--part train|kernels|ranks] [--bin DIR] [--out FILE] [--tag NAME] [--device cuda|simt]"
+usage="usage: dev/gpu_check.sh [PART] [--part train|kernels|ranks|extrapolate] [--bin DIR] [--data DIR] [--out FILE] [--tag NAME]"
+usage+=" [--device cuda|simt]"
 # Each part is a function part_NAME that runs sections, and needs these programs.
-parts=(train kernels ranks)
-declare -A programs=([train]=train_gpt_goat [kernels]="kernel_tests gpu_kernels" [ranks]="train_gpt_goat nccl_ranks")
+parts=(train kernels ranks extrapolate)
+declare -A programs=([train]=train_gpt_goat [kernels]="kernel_tests gpu_kernels" [ranks]="train_gpt_goat nccl_ranks" [extrapolate]=train_gpt_goat)
 fail() { echo "gpu_check: $*" >&2 && exit 2; }
-part="" bin="" out="" tag="" device=cuda
+part="" bin="" data="" out="" tag="" device=cuda
 command="dev/gpu_check.sh${*:+ $*}"
 if (($#)) && [[ $1 != -* ]]; then set -- --part "$@"; fi
 while (($#)); do
-  [[ $1 =~ ^--(part|bin|out|tag|device)$ ]] || fail "unknown argument '$1'; $usage"
+  [[ $1 =~ ^--(part|bin|data|out|tag|device)$ ]] || fail "unknown argument '$1'; $usage"
   (($# > 1)) || fail "$1 needs a value; $usage"
   declare "${1#--}=$2"
   shift 2
 done
 [[ " ${parts[*]} " == *" ${part:-train} "* ]] || fail "--part $part: ${parts[*]}"
 [[ -z $part ]] || parts=("$part")
+[[ -z $data || " ${parts[*]} " == *" extrapolate "* ]] || fail "--data $data: is for part extrapolate; part $part takes none"
 
 # The sizes of part train. `within` is how far memory may be from its plan, as a part of it; the simulated GPU's is that of the process, which holds
 # more than the device does.
@@ -44,6 +50,8 @@ case $device in
     losses_steps=200 losses_simt_steps=100
     # Small enough for two ranks that share a GPU and exchange over sockets.
     ranks_size=(--set model.layers=4 --set model.heads=4 --set model.width=256) ranks_steps=20 kill_after=5 kill_within=15 speed_steps=12
+    extrapolate_size=() extrapolate_batch=16 extrapolate_micro=16 probe_steps=40
+    extrapolate_lengths=2048,4096,8192,16384,32768 extrapolate_seconds=105 evaluate_seconds=12
     within=0.03
     ;;
   simt)
@@ -53,17 +61,21 @@ case $device in
     repeat_micro=1 repeat_steps=8 stop_after=2
     losses_steps=12 losses_simt_steps=6
     ranks_size=(--set model.vocab=2048 --set model.width=48) ranks_steps=20 kill_after=3 kill_within=5
+    extrapolate_size=(--set model.layers=1 --set model.heads=2 --set model.width=32) extrapolate_batch=4 extrapolate_micro=4 probe_steps=5
+    extrapolate_lengths=32,64,128,256,512 extrapolate_seconds=15 evaluate_seconds=5
     programs[ranks]=train_gpt_goat
     within=1
     ;;
   *) fail "--device $device: cuda or simt" ;;
 esac
+extrapolate_longest=${extrapolate_lengths##*,}
 # Limits of mean absolute differences between losses: of bf16 on two devices, and of bf16 and fp32, which the simulated GPU and the CPU have at 0.0009.
 bf16_within=0.002 fp32_within=0.003
 
+if [[ -n $data ]]; then python3 dev/gpu_extrapolate.py text "$data" --longest "$extrapolate_longest" >/dev/null || exit 2; fi
 if [[ $device == simt ]]; then
   [[ -n $bin ]] || fail "--device simt needs --bin DIR, a folder with a train_gpt_goat of \`make SIMT=ON\`"
-  [[ ${#parts[@]} == 1 && $part != kernels ]] || fail "--device simt rehearses --part train or ranks; the kernels run there in the tests"
+  [[ ${#parts[@]} == 1 && $part != kernels ]] || fail "--device simt rehearses --part train, ranks or extrapolate; the kernels run there in the tests"
   name=simt gpu="none: rehearsed on the simulated GPU"
   out=${out:-${TMPDIR:-/tmp}/gpu_check_simt$tag.json}
 else
@@ -77,6 +89,7 @@ if [[ -z $bin ]]; then
   bin=build-gpu/bin
 fi
 bin=$(cd "$bin" && pwd) || exit 1
+[[ -n $data || ! -d $bin/data ]] || data=$bin/data
 for part in "${parts[@]}"; do
   for program in ${programs[$part]}; do
     [[ -f $bin/$program ]] || fail "there is no $program in $bin"
@@ -112,6 +125,7 @@ section() {
   echo "== $name: exit $status, $(cat "$work/$name.seconds") s"
   ((status == 0)) || tail -n 6 "$work/$name.out" "$work/$name.err"
 }
+passed() { [[ $(cat "$work/$1.status") == 0 && ! -e $work/$1.not_run ]]; }  # passed NAME
 kept() {  # kept NAME STATUS SECONDS
   echo "$2" >"$work/$1.status"
   echo "$3" >"$work/$1.seconds"
@@ -306,6 +320,44 @@ part_ranks() {
     not_run all_gpus "there is one GPU"
   fi
   killed_rank "${kills[@]}"
+}
+
+plan_words() { python3 dev/gpu_extrapolate.py words "$work/extrapolate_plan.out" "$1"; }  # plan_words train|eval: the plan's, one a line
+
+train_and_evaluate() {  # train_and_evaluate ATTENTION WORDS...: in the folder extrapolate_ATTENTION, as is planned
+  local name=extrapolate_$1 planned
+  mapfile -t planned < <(plan_words train)
+  train "$name" 125 -- "${@:2}" --set "model.attention=$1" "${planned[@]}"
+  if passed "$name"; then
+    mapfile -t planned < <(plan_words eval)
+    section "${name}_eval" 25 "$bin/train_gpt_goat" eval --checkpoint "$work/$name" --device "$device" "${planned[@]}" --json "$work/$name/eval.json"
+  else
+    not_run "${name}_eval" "$name failed"
+  fi
+  rm -rf "$work/$name/checkpoints"
+}
+
+# The limits add up to 358 s: 4 of the text, 25 of each speed, 2 of the plan, 125 of each training, of which extrapolate_seconds go into steps, 25 of each
+# evaluation, 2 of the table. The schedule is that of a small batch: c4_125m's own warms up for longer than this lasts.
+part_extrapolate() {
+  local attention words both=("$work"/extrapolate_{goat,rope}) speeds=("$work"/extrapolate_speed_{goat,rope})
+  if [[ -z $data ]]; then
+    not_run extrapolate_text "no text: name a folder of shards by --data, here or of dev/gpu_package.sh; the head of dev/gpu_check.sh says what makes them"
+    return
+  fi
+  words=(--config c4_125m --device "$device" "${bf16[@]}" "${extrapolate_size[@]}" --set "data.train=$data/train_*.bin" --set "data.val=$data/val_*.bin"
+    --set "data.seq_len=$length" --set "train.batch=$extrapolate_batch" --set "train.micro_batch=$extrapolate_micro"
+    --set train.lr=6e-4 --set train.min_lr=6e-5 --set checkpoint.interval=0 --set checkpoint.minutes=0)
+  section extrapolate_text 4 python3 dev/gpu_extrapolate.py text "$data" --longest "$extrapolate_longest"
+  passed extrapolate_text || { not_run extrapolation "extrapolate_text failed" && return; }
+  for attention in goat rope; do
+    train "extrapolate_speed_$attention" 25 --kill-after "$probe_steps" -- "${words[@]}" --set "model.attention=$attention"
+  done
+  section extrapolate_plan 2 python3 dev/gpu_extrapolate.py plan "$work/extrapolate_text.out" "${speeds[@]/%/.json}" --seconds "$extrapolate_seconds" \
+    --step-tokens $((extrapolate_batch * length)) --lengths "$extrapolate_lengths" --eval-seconds "$evaluate_seconds"
+  passed extrapolate_plan || { not_run extrapolation "extrapolate_plan failed" && return; }
+  for attention in goat rope; do train_and_evaluate "$attention" "${words[@]}"; done
+  section extrapolation 2 python3 dev/gpu_extrapolate.py table "$work/extrapolate_plan.out" "${both[@]}"
 }
 
 for part in "${parts[@]}"; do "part_$part"; done

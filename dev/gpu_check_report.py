@@ -153,6 +153,31 @@ def ranks(check):
     return ["## Several ranks", "", *lines, ""] if lines else []
 
 
+def extrapolation(check):
+    """The table of part extrapolate, none where it did not come to its end."""
+    result = result_of(check, "extrapolation")
+    if not result:
+        return []
+    first, last = result["lengths"][0], result["lengths"][-1]
+    rows = []
+    for name, model in result["models"].items():
+        sizes = [f"{model['tokens']:,}", f"{model['loss']:.3f}", f"{model['tokens_per_second']:,.0f}"]
+        perplexities = [f"{value:,.2f}" for value in model["perplexity"]]
+        ratio = f"{model['ratio']:.3f}, " + ("flat" if model["flat"] else "not flat")
+        rows.append([name.removeprefix("extrapolate_"), *sizes, *perplexities, ratio])
+    header = ["", "tokens", "loss", "tokens/s", *(f"{length:,}" for length in result["lengths"])]
+    return [
+        "## Beyond the training length",
+        "",
+        f"Each trained {result['steps']:,} steps at length {first:,}: {result['epochs']:.2f} epochs of the "
+        f"text. Perplexities are of the same {result['eval_tokens']:,} validation tokens at each length. "
+        f"Flat is one that is at most {result['flat_within']:g} times that at {first:,}.",
+        "",
+        *table([*header, f"{last:,} / {first:,}"], rows),
+        "",
+    ]
+
+
 def gaps(check):
     result = result_of(check, "gaps")
     if not result:
@@ -181,8 +206,9 @@ def prediction(check):
 
 
 def training(check):
-    """The lines of parts train and ranks, none where they did not run."""
-    return [*speeds(check), *comparisons(check), *ranks(check), *gaps(check), *prediction(check)]
+    """The lines of parts train, ranks and extrapolate, none where they did not run."""
+    beside = [*comparisons(check), *ranks(check), *extrapolation(check)]
+    return [*speeds(check), *beside, *gaps(check), *prediction(check)]
 
 
 def last_words(section):

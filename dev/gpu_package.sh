@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds here what dev/gpu_check.sh needs on a machine that has a GPU and a driver, but none of our libraries and no network: binaries and the shared
 # libraries they load, in build-gpu/bin. ARCHITECTURES=90a by default. Not packed: libcublasLt and NCCL, which the CUDA toolkit or PyTorch brings there.
+#   dev/gpu_package.sh [--data DIR] [OPTIONS OF cmake...]
+# --data DIR packs text for part extrapolate too: the shards that data/prepare.py text|jsonl --tokenizer gpt2 made in DIR, 30M tokens (60 MB) at most.
 # The trainer has the simulated GPU too, whose losses stand beside the GPU's; the kernel tests are to run on the GPU alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,9 +13,19 @@ build() {  # build SIMT TARGETS...: SIMT is ON or OFF; the CUDA kernels are comp
   cmake -S . -B "$build" -DGOAT_CUDA=ON "-DGOAT_SIMT=$1" -DGOAT_DEV=ON "-DGOAT_CUDA_ARCHITECTURES=$architectures" "-DGOAT_BINARY_DIR=$PWD/$build" "${flags[@]}"
   cmake --build "$build" --parallel "$(nproc)" --target "${@:2}"
 }
-flags=("$@")
+flags=() data=""
+while (($#)); do
+  if [[ $1 == --data ]]; then
+    data=${2:?gpu_package: --data needs a folder of shards}
+    shift 2
+  else
+    flags+=("$1")
+    shift
+  fi
+done
 rm -rf "$bin"
 mkdir -p "$bin/lib"
+if [[ -n $data ]]; then python3 dev/gpu_extrapolate.py pack "$data" "$bin/data" --longest 32768; fi
 build OFF kernel_tests gpu_kernels nccl_ranks
 cp "$build/test/kernel_tests" "$build/dev/gpu_kernels" "$build/test/nccl_ranks" "$bin/"
 build ON train_gpt_goat

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prepared import byte_ids, tiny  # noqa: F401  fixtures
+from pretended_gpu import pretended_gpu, wrapped  # noqa: F401  fixtures
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))

@@ -4,9 +4,10 @@ GPUs.
 
 Called as nvidia-smi it tells the memory of one GPU, and of $PRETENDED_GPUS that they are there. Called as
 train_gpt_goat it fills that memory and leaves what a run leaves: losses that follow from the seed and the
-step alone. As one of several ranks, which nccl_ranks is too, it takes a GPU of its own or a way to share one,
-as NCCL does; rank 0 leaves the run and ends when another rank does. $PRETENDED/planted.json says what goes
-wrong: {name of the run's folder, or contracts: trouble}.
+step alone; its perplexities follow from the length and the attention. As one of several ranks, which
+nccl_ranks is too, it takes a GPU of its own or a way to share one, as NCCL does; rank 0 leaves the run and
+ends when another rank does. $PRETENDED/planted.json says what goes wrong: {name of the run's folder, with
+_eval for its evaluation, or contracts: trouble}.
 """
 
 import json
@@ -23,8 +24,9 @@ GPUS = int(os.environ.get("PRETENDED_GPUS", "1"))
 CONTEXT, IDLE = 500, 300  # MiB
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 PLANNED = {"copy_mixture": 100, "c4_125m": 20000, "fineweb_1b": 70000}  # MiB
+SPEEDS = {"goat": 400e3, "rope": 500e3}  # tokens a second
 DEFAULTS = {
-    "model": {"precision": "auto", "recompute": "none", "epilogue": "own"},
+    "model": {"attention": "goat", "precision": "auto", "recompute": "none", "epilogue": "own"},
     "train": {"batch": 128, "micro_batch": 0, "cuda_graph": "auto", "steps": 1000, "seed": 1},
 }
 
@@ -123,6 +125,8 @@ def profile(out, preset, config):
 def loss_of(step, seed, trouble):
     if trouble == "not finite" and step == 3:
         return None
+    if trouble == "diverges":
+        return 4 + 0.001 * step
     return 4 - 0.001 * step + 0.1 * (seed - 1) + (0.01 if trouble == "other losses" and step > 2 else 0)
 
 
@@ -194,7 +198,7 @@ def steps_until_stopped(out, preset, config, trouble, pids=()):
             "tokens": step * config["train"]["batch"] * 2048,
             "loss": loss_of(step, config["train"]["seed"], trouble),
             "grad_norm": 1.0,
-            "tokens_per_second": 400e3,
+            "tokens_per_second": SPEEDS[config["model"]["attention"]],
             "mfu": 0.36,
             "memory_bytes": PLANNED[preset] << 20,
         }
@@ -238,8 +242,32 @@ def train(out, preset, config, device):
     return 4 if stopped else 0
 
 
+def evaluate(value):
+    """Perplexities of 50 with goat; with rope, one that grows with the length."""
+    run = Path(value["--checkpoint"])
+    trouble = planted(run.with_name(f"{run.name}_eval"))
+    if trouble == "breaks":
+        sys.exit("error: out of memory on the device")
+    if not list(run.glob("checkpoints/*/model.safetensors")):
+        sys.exit(f"error: {run} has no checkpoint")
+    rope = tomllib.loads((run / "config.toml").read_text())["model"]["attention"] == "rope"
+    rows = []
+    for length in map(int, value["--lengths"].split(",")):
+        tokens = int(value["--tokens"]) // length * length
+        perplexity = 50 * length / 2048 if rope else 50.0
+        rows.append({"length": length, "tokens": tokens, "perplexity": perplexity})
+    if trouble == "fewer tokens":
+        rows[-1]["tokens"] -= rows[-1]["length"]
+    if trouble == "not finite":
+        rows[-1]["perplexity"] = None
+    Path(value["--json"]).write_text(json.dumps({"results": rows}))
+    return 0
+
+
 def train_gpt_goat(words):
     value = {word: after for word, after in zip(words, words[1:]) if word != "--set"}
+    if words[0] == "eval":
+        return evaluate(value)
     out, preset, config = Path(value.get("--out", ".")), value.get("--config"), config_of(words)
     if "--dry-run" in words:
         return dry_run(preset, config)

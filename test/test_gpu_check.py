@@ -13,6 +13,7 @@ import pytest
 
 from conftest import REPOSITORY
 from prepared import shard
+from pretended_gpu import environment_of, gpu_check, outcomes
 
 sys.path.insert(0, str(REPOSITORY / "dev"))
 import gpu_check_report  # noqa: E402
@@ -22,24 +23,7 @@ import predict_step  # noqa: E402
 import random_shards  # noqa: E402
 import scaling_model  # noqa: E402
 
-PRETENDED = REPOSITORY / "test/pretended_program.py"
 RUNS = ["c4_125m", "c4_125m_no_graph", "c4_125m_library", "fineweb_1b", "fineweb_1b_no_graph"]
-
-
-def gpu_check(*words, environment=None):
-    """(exit status, what was printed, the JSON or None)"""
-    words = [str(word) for word in words]
-    ran = subprocess.run(
-        [REPOSITORY / "dev/gpu_check.sh", *words],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env=environment,
-    )
-    out = words[words.index("--out") + 1] if "--out" in words else None
-    check = json.loads(open(out).read()) if out and os.path.exists(out) else None
-    return ran.returncode, ran.stdout + ran.stderr, check
-
 
 # Troubles that one check can have at once: {run: trouble}.
 PLANTED = {
@@ -58,19 +42,6 @@ PLANTED = {
     "refused": {"ranks_2_hosts": "refused"},
     "refused twice": {"ranks_2_hosts": "refused", "ranks_2_shared": "refused", "contracts": "refused"},
 }
-
-
-def environment_of(folder):
-    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PRETENDED": str(folder)}
-
-
-@pytest.fixture(scope="module")
-def pretended_gpu(tmp_path_factory):
-    """The folder of the programs that pretend."""
-    folder = tmp_path_factory.mktemp("pretended")
-    for name in ("nvidia-smi", "train_gpt_goat", "nccl_ranks"):
-        (folder / name).symlink_to(PRETENDED)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -176,14 +147,6 @@ def ranks_of(pretended_gpu):
     return check
 
 
-def outcomes(check):
-    """name of a section -> "passed", "failed" or why it was not run"""
-    return {
-        name: section.get("not_run") or ("failed" if section["exit"] else "passed")
-        for name, section in gpu_check_report.sections_of(check).items()
-    }
-
-
 def test_part_ranks_on_one_gpu_runs_what_it_can_and_says_what_it_cannot(ranks_of):
     code, printed, check = ranks_of("none")
     assert code == 0, printed
@@ -284,15 +247,17 @@ def test_trouble_among_ranks_fails_the_check_with_words(ranks_of, planted, secti
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--part", "speed"], "--part speed: train kernels ranks"),
-        (["speed"], "--part speed: train kernels ranks"),
+        (["--part", "speed"], "--part speed: train kernels ranks extrapolate"),
+        (["speed"], "--part speed: train kernels ranks extrapolate"),
         (["ranks", "--device", "simt", "--bin", "docs"], "there is no train_gpt_goat in"),
         (["--device", "simt", "--part", "train"], "needs --bin"),
-        (["--device", "simt", "--bin", "."], "--part train or ranks"),
-        (["kernels", "--device", "simt", "--bin", "."], "--part train or ranks"),
+        (["--device", "simt", "--bin", "."], "--part train, ranks or extrapolate"),
+        (["kernels", "--device", "simt", "--bin", "."], "--part train, ranks or extrapolate"),
         (["--device", "tpu"], "--device tpu: cuda or simt"),
         (["--fast"], "unknown argument '--fast'"),
         (["--bin"], "--bin needs a value"),
+        (["ranks", "--data", "docs"], "--data docs: is for part extrapolate; part ranks takes none"),
+        (["extrapolate", "--data", "nowhere"], "nowhere: there is no such folder of shards"),
         (["--device", "simt", "--part", "train", "--bin", "docs"], "there is no train_gpt_goat in"),
     ],
 )
@@ -332,32 +297,6 @@ def test_the_tables_of_a_check_show_what_there_is(pretended, capsys, tmp_path):
         assert shown in printed and ("## Attention" in printed) == (shown == "## Attention")
     gpu_check_report.main(["show", str(tmp_path / "check.json")])
     assert "FAILED losses_beside_cpu" in capsys.readouterr().out
-
-
-def has_simt(binary):
-    return "simt     built" in subprocess.run([binary, "--version"], capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def wrapped(binary, tmp_path):
-    """wrapped(LINES) makes a folder with a train_gpt_goat that runs these lines of bash first, which may
-    change the array `words`; $run is the name of the run."""
-    if not has_simt(binary):
-        pytest.skip("this build has no simulated device: make test SIMT=ON")
-
-    def write(lines):
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        script = folder / "train_gpt_goat"
-        script.write_text(
-            '#!/bin/bash\nwords=("$@")\nfor ((i = 0; i < $#; ++i)); do\n'
-            '  [[ ${words[i]} != --out ]] || run=$(basename "${words[i + 1]}")\ndone\n'
-            f'{lines}\nexec {binary} "${{words[@]}}"\n'
-        )
-        script.chmod(0o755)
-        return folder
-
-    return write
 
 
 def test_the_rehearsal_on_the_simulated_gpu_passes(wrapped, tmp_path):
