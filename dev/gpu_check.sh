@@ -16,8 +16,8 @@
 # Without --part it does all. Without --bin it builds first (needs what scripts/setup.sh installs); with it, it takes the binaries that
 # dev/gpu_package.sh packed elsewhere. Exits with 0 only if every section passed.
 # Needs on the machine: an NVIDIA driver, libcublasLt.so.13 (CUDA toolkit or PyTorch), python3 (3.11 or later); compute-sanitizer for its part.
-# --device simt rehearses parts train, ranks and extrapolate without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of `make SIMT=ON`; with a
-# nccl_ranks beside it the contract tests run too.
+# --device simt rehearses parts train, ranks and extrapolate without a GPU, on tiny models: --bin is then any folder with a train_gpt_goat of
+# `make SIMT=ON`; with a nccl_ranks beside it the contract tests run too.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 usage="usage: dev/gpu_check.sh [PART] [--part train|kernels|ranks|extrapolate] [--bin DIR] [--data DIR] [--out FILE] [--tag NAME]"
@@ -69,6 +69,7 @@ case $device in
   *) fail "--device $device: cuda or simt" ;;
 esac
 extrapolate_longest=${extrapolate_lengths##*,}
+makes_text="data/prepare.py text --tokenizer gpt2 --max-tokens 30000000 --out FOLDER FILE... makes them"
 # Limits of mean absolute differences between losses: of bf16 on two devices, and of bf16 and fp32, which the simulated GPU and the CPU have at 0.0009.
 bf16_within=0.002 fp32_within=0.003
 
@@ -322,12 +323,13 @@ part_ranks() {
   killed_rank "${kills[@]}"
 }
 
-plan_words() { python3 dev/gpu_extrapolate.py words "$work/extrapolate_plan.out" "$1"; }  # plan_words train|eval: the plan's, one a line
+# plan_words train|eval: what the plan adds to the words of the program, one a line
+plan_words() { python3 dev/gpu_extrapolate.py words "$work/extrapolate_plan.out" "$1"; }
 
 train_and_evaluate() {  # train_and_evaluate ATTENTION WORDS...: in the folder extrapolate_ATTENTION, as is planned
   local name=extrapolate_$1 planned
   mapfile -t planned < <(plan_words train)
-  train "$name" 125 -- "${@:2}" --set "model.attention=$1" "${planned[@]}"
+  train "$name" 123 -- "${@:2}" --set "model.attention=$1" "${planned[@]}"
   if passed "$name"; then
     mapfile -t planned < <(plan_words eval)
     section "${name}_eval" 25 "$bin/train_gpt_goat" eval --checkpoint "$work/$name" --device "$device" "${planned[@]}" --json "$work/$name/eval.json"
@@ -337,27 +339,27 @@ train_and_evaluate() {  # train_and_evaluate ATTENTION WORDS...: in the folder e
   rm -rf "$work/$name/checkpoints"
 }
 
-# The limits add up to 358 s: 4 of the text, 25 of each speed, 2 of the plan, 125 of each training, of which extrapolate_seconds go into steps, 25 of each
-# evaluation, 2 of the table. The schedule is that of a small batch: c4_125m's own warms up for longer than this lasts.
+# The limits add up to 359 s: 5 of the text, 25 of each speed, 4 of the plan, 123 of each training, of which extrapolate_seconds go into steps, 25 of each
+# evaluation, 4 of the table. The schedule is that of a small batch: c4_125m's own warms up for longer than this lasts.
 part_extrapolate() {
   local attention words both=("$work"/extrapolate_{goat,rope}) speeds=("$work"/extrapolate_speed_{goat,rope})
   if [[ -z $data ]]; then
-    not_run extrapolate_text "no text: name a folder of shards by --data, here or of dev/gpu_package.sh; the head of dev/gpu_check.sh says what makes them"
+    not_run extrapolate_text "no text: --data FOLDER names its shards, here or of dev/gpu_package.sh; $makes_text"
     return
   fi
   words=(--config c4_125m --device "$device" "${bf16[@]}" "${extrapolate_size[@]}" --set "data.train=$data/train_*.bin" --set "data.val=$data/val_*.bin"
     --set "data.seq_len=$length" --set "train.batch=$extrapolate_batch" --set "train.micro_batch=$extrapolate_micro"
     --set train.lr=6e-4 --set train.min_lr=6e-5 --set checkpoint.interval=0 --set checkpoint.minutes=0)
-  section extrapolate_text 4 python3 dev/gpu_extrapolate.py text "$data" --longest "$extrapolate_longest"
+  section extrapolate_text 5 python3 dev/gpu_extrapolate.py text "$data" --longest "$extrapolate_longest"
   passed extrapolate_text || { not_run extrapolation "extrapolate_text failed" && return; }
   for attention in goat rope; do
     train "extrapolate_speed_$attention" 25 --kill-after "$probe_steps" -- "${words[@]}" --set "model.attention=$attention"
   done
-  section extrapolate_plan 2 python3 dev/gpu_extrapolate.py plan "$work/extrapolate_text.out" "${speeds[@]/%/.json}" --seconds "$extrapolate_seconds" \
+  section extrapolate_plan 4 python3 dev/gpu_extrapolate.py plan "$work/extrapolate_text.out" "${speeds[@]/%/.json}" --seconds "$extrapolate_seconds" \
     --step-tokens $((extrapolate_batch * length)) --lengths "$extrapolate_lengths" --eval-seconds "$evaluate_seconds"
   passed extrapolate_plan || { not_run extrapolation "extrapolate_plan failed" && return; }
   for attention in goat rope; do train_and_evaluate "$attention" "${words[@]}"; done
-  section extrapolation 2 python3 dev/gpu_extrapolate.py table "$work/extrapolate_plan.out" "${both[@]}"
+  section extrapolation 4 python3 dev/gpu_extrapolate.py table "$work/extrapolate_plan.out" "${both[@]}"
 }
 
 for part in "${parts[@]}"; do "part_$part"; done

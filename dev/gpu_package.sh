@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architectures=${ARCHITECTURES:-90a}
-build=build-gpu/build bin=build-gpu/bin
+build=build-gpu/build bin=build-gpu/bin text=build-gpu/text
 
 build() {  # build SIMT TARGETS...: SIMT is ON or OFF; the CUDA kernels are compiled once
   cmake -S . -B "$build" -DGOAT_CUDA=ON "-DGOAT_SIMT=$1" -DGOAT_DEV=ON "-DGOAT_CUDA_ARCHITECTURES=$architectures" "-DGOAT_BINARY_DIR=$PWD/$build" "${flags[@]}"
@@ -23,9 +23,11 @@ while (($#)); do
     shift
   fi
 done
+rm -rf "$text"
+if [[ -n $data ]]; then python3 dev/gpu_extrapolate.py pack "$data" "$text" --longest 32768; fi
 rm -rf "$bin"
 mkdir -p "$bin/lib"
-if [[ -n $data ]]; then python3 dev/gpu_extrapolate.py pack "$data" "$bin/data" --longest 32768; fi
+if [[ -n $data ]]; then mv "$text" "$bin/data"; fi
 build OFF kernel_tests gpu_kernels nccl_ranks
 cp "$build/test/kernel_tests" "$build/dev/gpu_kernels" "$build/test/nccl_ranks" "$bin/"
 build ON train_gpt_goat
