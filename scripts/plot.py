@@ -61,14 +61,16 @@ def plot_loss(arguments):
 
 def plot_eval(arguments):
     from figure_file import check_figure_path, write_figure
-    from plot_eval import Evaluation, describe_eval, draw_eval
+    from plot_eval import describe_eval, draw_kinds, read_evaluations
 
     if arguments.out:
         check_figure_path(arguments.out)
-    evaluations = [Evaluation(file) for file in arguments.files]
+    evaluations = [evaluation for file in arguments.files for evaluation in read_evaluations(file)]
     path = arguments.out or arguments.files[0].with_suffix(".png")
-    write_figure(draw_eval(evaluations), path)
-    console.say(str(path))
+    for kind, figure in draw_kinds(evaluations):
+        file = path.with_stem(path.stem + kind)
+        write_figure(figure, file)
+        console.say(str(file))
     for evaluation in evaluations:
         console.say(describe_eval(evaluation))
 

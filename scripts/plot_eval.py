@@ -8,24 +8,26 @@ from figure_file import STYLE, plt
 from run_reader import finite, parse_json, read_bytes
 
 LARGEST_FILE = 256 << 20  # bytes
+NO_EVALUATION = "not what train_gpt_goat eval --json writes"
 
 
 class Evaluation:
-    """One JSON file. rows: the results by ascending length; is_task: whether answers were looked for;
-    has_depths: whether each length was measured with the needle at several depths."""
+    """An evaluation in a JSON file. rows: the results by ascending length; is_task: whether answers were
+    looked for; has_depths: whether each length was measured with the needle at several depths; protocol: ""
+    for a task; label: the file, and which it is of several there."""
 
-    def __init__(self, path):
-        self.path = Path(path)
+    def __init__(self, path, contents):
+        self.path, self.label = path, str(path)
         try:
-            contents = parse_json(read_bytes(self.path, LARGEST_FILE))
             self.train_length = contents["train_length"]
-            self.run = run_of(contents["checkpoint"])
+            self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
+            self.protocol = str(contents.get("protocol", ""))
             self.rows = sorted(contents["results"], key=lambda row: row["length"])
             is_good = self.train_length > 0 and all(row["length"] > 0 and "nll" in row for row in self.rows)
         except (ValueError, KeyError, TypeError, AttributeError):
             is_good = False
         if not is_good or not self.rows:
-            raise DataError(f"{self.path}: not what train_gpt_goat eval --json writes")
+            raise DataError(f"{path}: {NO_EVALUATION}")
         self.is_task = all("span_token_accuracy" in row for row in self.rows)
         self.has_depths = self.is_task and len({row.get("depth") for row in self.rows}) > 1
 
@@ -33,38 +35,94 @@ class Evaluation:
     def lengths(self):
         return np.array([row["length"] for row in self.rows])
 
+    @property
+    def kind(self):
+        if not self.is_task:
+            return "perplexity"
+        return "depths" if self.has_depths else "accuracy"
+
     def column(self, key):
         """[rows], NaN where a value is missing or not finite."""
         return np.array([finite(row.get(key)) for row in self.rows])
 
 
+def read_evaluations(path):
+    """The evaluations in a file: one, or those of several runs or protocols."""
+    path = Path(path)
+    try:
+        contents = parse_json(read_bytes(path, LARGEST_FILE))
+    except ValueError:
+        raise DataError(f"{path}: {NO_EVALUATION}") from None
+    if not isinstance(contents, dict) or "evaluations" not in contents:
+        return [Evaluation(path, contents)]
+    if not isinstance(contents["evaluations"], list) or not contents["evaluations"]:
+        raise DataError(f"{path}: {NO_EVALUATION}")
+    evaluations = [Evaluation(path, each) for each in contents["evaluations"]]
+    for name, evaluation in zip(names_of(evaluations), evaluations, strict=True):
+        evaluation.label = f"{path}: {name}"
+    return evaluations
+
+
 def run_of(checkpoint):
-    """The name of the run, from the path of a checkpoint: RUN/checkpoints/step_N, or a folder of its own."""
+    """The folder of the run, from the path of a checkpoint: RUN/checkpoints/step_N, or one of its own."""
     path = Path(checkpoint)
-    return (path.parent.parent if path.parent.name == "checkpoints" else path).name or str(path)
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def end_of(path, count):
+    """The last `count` folders of a path, or all."""
+    parts = path.parts[-count:]
+    return "/".join(parts) if len(parts) < len(path.parts) else str(path)
+
+
+def shortest_name(path, paths):
+    """The fewest last folders of a path that no other of the paths ends with."""
+    others = [other for other in paths if other != path]
+    for count in range(1, len(path.parts)):
+        if all(end_of(other, count) != end_of(path, count) for other in others):
+            return end_of(path, count)
+    return str(path)
 
 
 def names_of(evaluations):
-    """What the legend calls each: its run, or the file where another has the same run."""
+    """What the legend calls each: its run; the step where there are several of a run; the protocol where
+    there are both; the file in place of the run where all these are the same."""
     runs = [evaluation.run for evaluation in evaluations]
+    steps = [{other.step for other in evaluations if other.run == run} for run in runs]
+    protocols = {evaluation.protocol for evaluation in evaluations} - {""}
+
+    def name_of(evaluation, name):
+        is_told = len(protocols) > 1 and evaluation.protocol
+        return one_line(f"{name}, {evaluation.protocol}" if is_told else name)
+
+    names = [
+        name_of(each, shortest_name(each.run, runs) + (f" at step {each.step}" if len(of_run) > 1 else ""))
+        for each, of_run in zip(evaluations, steps, strict=True)
+    ]
     return [
-        one_line(run if runs.count(run) == 1 else str(evaluation.path))
-        for run, evaluation in zip(runs, evaluations, strict=True)
+        name if names.count(name) == 1 else name_of(each, str(each.path))
+        for name, each in zip(names, evaluations, strict=True)
+    ]
+
+
+def draw_kinds(evaluations):
+    """[(what is added to the file's name, figure)]: one figure, or one for each kind of evaluation."""
+    kinds = dict.fromkeys(evaluation.kind for evaluation in evaluations)
+    return [
+        (
+            f"_{kind}" if len(kinds) > 1 else "",
+            draw_eval([evaluation for evaluation in evaluations if evaluation.kind == kind]),
+        )
+        for kind in kinds
     ]
 
 
 def draw_eval(evaluations):
-    """Perplexity by length; accuracies by length for tasks; the grid of a task that has depths."""
-    if len({(evaluation.is_task, evaluation.has_depths) for evaluation in evaluations}) > 1:
-        raise DataError(
-            "the files are of different kinds (perplexity, accuracy by length, accuracy by length and "
-            "depth): draw those of one kind together"
-        )
-    first = evaluations[0]
+    """Of evaluations of one kind: perplexity by length; accuracies by length for tasks; the grid of a task
+    that has depths."""
+    draw = {"perplexity": draw_perplexities, "accuracy": draw_accuracies, "depths": draw_grids}
     with plt.rc_context(STYLE):
-        if first.has_depths:
-            return draw_grids(evaluations)
-        return draw_accuracies(evaluations) if first.is_task else draw_perplexities(evaluations)
+        return draw[evaluations[0].kind](evaluations)
 
 
 def draw_perplexities(evaluations):
@@ -135,7 +193,7 @@ def grid_of(evaluation):
     cells = {(row.get("depth"), row["length"]): finite(row["span_token_accuracy"]) for row in evaluation.rows}
     depths, lengths = sorted({depth for depth, _ in cells}), sorted({length for _, length in cells})
     if len(cells) != len(depths) * len(lengths):
-        raise DataError(f"{evaluation.path}: not every length has the same depths")
+        raise DataError(f"{evaluation.label}: not every length has the same depths")
     return depths, lengths, np.array([[cells[depth, length] for length in lengths] for depth in depths])
 
 
@@ -144,4 +202,4 @@ def describe_eval(evaluation):
     key, what = ("span_token_accuracy", "accuracy") if evaluation.is_task else ("nll", "loss")
     lengths, values = evaluation.lengths, evaluation.column(key)
     ends = [f"{values[lengths == n].mean():.4f} at {n:,}" for n in sorted({lengths[0], lengths[-1]})]
-    return f"{evaluation.path}: {what} {' and '.join(ends)}, trained at {evaluation.train_length:,}."
+    return f"{evaluation.label}: {what} {' and '.join(ends)}, trained at {evaluation.train_length:,}."

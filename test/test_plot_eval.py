@@ -12,9 +12,9 @@ import plot_eval
 from console import DataError
 
 
-def write_evaluation(path, rows, run="mine", train_length=128):
-    checkpoint = f"runs/{run}/checkpoints/step_00000010"
-    path.write_text(json.dumps({"checkpoint": checkpoint, "train_length": train_length, "results": rows}))
+def write_evaluation(path, rows, run="mine", train_length=128, step=10, **more):
+    contents = {"checkpoint": f"/runs/{run}/checkpoints/step_{step:08}", "step": step, "results": rows}
+    path.write_text(json.dumps(contents | {"train_length": train_length} | more))
     return path
 
 
@@ -32,8 +32,22 @@ def answers(path, cells, **options):
     return write_evaluation(path, rows, **options)
 
 
+def together(path, *files):
+    """One file with the evaluations of the others, as several runs or protocols give it."""
+    path.write_text(json.dumps({"evaluations": [json.loads(file.read_text()) for file in files]}))
+    return path
+
+
+def draw_all(*paths):
+    """{what is added to the file's name: figure}"""
+    evaluations = [evaluation for path in paths for evaluation in plot_eval.read_evaluations(path)]
+    return dict(plot_eval.draw_kinds(evaluations))
+
+
 def draw(*paths):
-    return plot_eval.draw_eval([plot_eval.Evaluation(path) for path in paths])
+    figures = draw_all(*paths)
+    assert list(figures) == [""]
+    return figures[""]
 
 
 def lines_of(figure):
@@ -52,6 +66,45 @@ def test_perplexity_of_each_run_by_length(tmp_path):
 def test_two_files_of_one_run_are_told_apart(tmp_path):
     paths = [losses(tmp_path / name) for name in ("a.json", "b.json")]
     assert set(lines_of(draw(*paths))) == {*map(str, paths), "training length"}
+
+
+def test_a_file_of_several_runs_is_drawn_as_their_files_are(tmp_path):
+    files = [losses(tmp_path / "a.json"), losses(tmp_path / "b.json", [(256, 2.5)], run="other")]
+    one, several = (lines_of(draw(*paths)) for paths in ([together(tmp_path / "c.json", *files)], files))
+    assert list(one) == list(several) == ["mine", "other", "training length"]
+    for name, line in one.items():
+        assert np.array_equal(line.get_xydata(), several[name].get_xydata())
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "names"),
+    [
+        ([("a", 10, "recut"), ("b", 10, "recut")], ["a", "b"]),
+        ([("a", 10, "recut"), ("a", 10, "paper")], ["a, recut", "a, paper"]),
+        ([("a", 10, "paper"), ("b", 10, "recut")], ["a, paper", "b, recut"]),
+        ([("1/a", 10, "recut"), ("2/a", 10, "recut"), ("b", 10, "recut")], ["1/a", "2/a", "b"]),
+        ([("a", 10, "recut"), ("a", 20, "recut"), ("b", 10, "recut")], ["a at step 10", "a at step 20", "b"]),
+        ([("a", 10, "recut"), ("a", 10, "recut")], ["FILE", "FILE"]),
+    ],
+)
+def test_names_tell_runs_protocols_and_steps_apart(tmp_path, evaluations, names):
+    parts = [
+        losses(tmp_path / f"{n}.json", run=run, step=step, protocol=protocol)
+        for n, (run, step, protocol) in enumerate(evaluations)
+    ]
+    path = together(tmp_path / "all.json", *parts)
+    found = plot_eval.names_of(plot_eval.read_evaluations(path))
+    assert found == [name.replace("FILE", str(path)) for name in names]
+
+
+def test_each_kind_has_a_figure_of_its_own(tmp_path):
+    task = answers(tmp_path / "b.json", [(256, None, 0.5, 0.25)], run="task")
+    grid = answers(tmp_path / "c.json", [(256, 0.1, 0.5, 0.25), (256, 0.5, 0.4, 0.1)], run="grid")
+    figures = draw_all(together(tmp_path / "all.json", task, losses(tmp_path / "a.json"), grid))
+    assert list(figures) == ["_accuracy", "_perplexity", "_depths"]
+    assert set(lines_of(figures["_perplexity"])) == {"mine", "training length"}
+    assert "task, tokens" in lines_of(figures["_accuracy"])
+    assert figures["_depths"].axes[0].images[0].get_array().tolist() == [[0.5], [0.4]]
 
 
 def test_accuracies_by_length(tmp_path):
@@ -73,15 +126,23 @@ def test_a_grid_of_depths_and_lengths(tmp_path):
 
 def test_what_is_no_evaluation_is_refused(tmp_path):
     path = tmp_path / "a.json"
-    for text in ("", "[]", '{"results": []}', '{"checkpoint": "a", "train_length": 8, "results": [{}]}'):
+    for text in (
+        "",
+        "[]",
+        '{"results": []}',
+        '{"checkpoint": "a", "train_length": 8, "results": [{}]}',
+        '{"evaluations": []}',
+        '{"evaluations": {}}',
+        '{"evaluations": [1]}',
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match="not what train_gpt_goat eval --json writes"):
-            plot_eval.Evaluation(path)
+            plot_eval.read_evaluations(path)
     losses(path, [])
     with pytest.raises(DataError, match="not what"):
-        plot_eval.Evaluation(path)
-    with pytest.raises(DataError, match="different kinds"):
-        draw(losses(path), answers(tmp_path / "b.json", [(256, None, 0.5, 0.25)]))
+        plot_eval.read_evaluations(path)
+    with pytest.raises(DataError, match="not what"):
+        plot_eval.read_evaluations(together(tmp_path / "b.json", losses(tmp_path / "c.json"), path))
 
 
 def test_the_command_writes_the_figure_beside_the_file(tmp_path, run_command):
@@ -92,3 +153,22 @@ def test_the_command_writes_the_figure_beside_the_file(tmp_path, run_command):
         f"{tmp_path / 'a.json'}: loss 1.5000 at 128 and 1.2500 at 512, trained at 128.",
     ]
     assert imread(tmp_path / "a.png").std() > 0.05
+
+
+def test_the_command_writes_a_figure_of_each_kind_and_says_what_each_evaluation_holds(tmp_path, run_command):
+    script = Path(plot_eval.__file__).with_name("plot.py")
+    parts = [
+        losses(tmp_path / "a.json", protocol="recut"),
+        losses(tmp_path / "b.json", [(128, 1.75)], protocol="paper"),
+        answers(tmp_path / "c.json", [(256, None, 0.5, 0.25)], run="task"),
+    ]
+    path = together(tmp_path / "all.json", *parts)
+    done = run_command([sys.executable, script, "eval", path, "--out", tmp_path / "figure.png"])
+    figures = [tmp_path / "figure_perplexity.png", tmp_path / "figure_accuracy.png"]
+    assert done.stdout.splitlines() == [
+        *map(str, figures),
+        f"{path}: mine, recut: loss 1.5000 at 128 and 1.2500 at 512, trained at 128.",
+        f"{path}: mine, paper: loss 1.7500 at 128, trained at 128.",
+        f"{path}: task: accuracy 0.5000 at 256, trained at 128.",
+    ]
+    assert all(imread(figure).std() > 0.02 for figure in figures)
