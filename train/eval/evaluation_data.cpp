@@ -41,16 +41,16 @@ std::vector<std::string> validation_files(const std::string& pattern, const RunP
 }
 
 void warn_if_others(const std::vector<ShardRecord>& now, const std::vector<ShardRecord>& before,
-                    const std::string& name) {
+                    const std::string& name, const SavedModel& model) {
   if (before.empty() || same_shards(now, before)) return;
   std::fprintf(stderr,
-               "warning: the shards '%s' are not those, or no longer as they were, with which the run was "
+               "warning: the shards '%s' are not those, or no longer as they were, with which the run %s was "
                "validated during training\n",
-               name.c_str());
+               name.c_str(), model.run().c_str());
 }
 }  // namespace
 
-EvaluationData::EvaluationData(const TrainedModel& model, const std::vector<std::string>& patterns)
+EvaluationData::EvaluationData(const SavedModel& model, const std::vector<std::string>& patterns)
     : config_(model.config()), generated_(config_.data.source != "shards") {
   if (generated_ && !patterns.empty())
     throw ConfigError("--data " + patterns.front() +
@@ -63,7 +63,7 @@ EvaluationData::EvaluationData(const TrainedModel& model, const std::vector<std:
     const RunPaths paths(model.run(), model.data().working_folder);
     config_.data.val = paths.locate(config_.data.val);
     files_ = validation_files(config_.data.val, paths);
-    warn_if_others(open(1)->shards(), model.data().validation, config_.data.val);
+    warn_if_others(open(1)->shards(), model.data().validation, config_.data.val, model);
   }
 }
 

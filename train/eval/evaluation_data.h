@@ -16,7 +16,7 @@ class EvaluationData {
   // `patterns`: the --data arguments, glob patterns or files. Empty: the run's own validation data, which are
   // found from any folder (RunPaths); prints a warning if they have changed since training. Throws
   // ConfigError if the patterns do not fit the run, and DataError if no file matches.
-  EvaluationData(const TrainedModel& model, const std::vector<std::string>& patterns);
+  EvaluationData(const SavedModel& model, const std::vector<std::string>& patterns);
 
   bool none() const { return !generated_ && files_.empty(); }   // the run has no validation data
   bool generated() const { return generated_; }                 // the data come from a built-in task

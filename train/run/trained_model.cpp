@@ -20,43 +20,34 @@ fs::path run_of(const fs::path& checkpoint) {
 }
 }  // namespace
 
-struct TrainedModel::Opened {
-  fs::path checkpoint;
-  Manifest manifest;
-  Config config;
-  DType dtype;
+SavedModel::SavedModel(const fs::path& path, const Device& device, const std::string& precision)
+    : SavedModel(find_model(path, "--checkpoint"), device, precision) {}
 
-  Opened(FoundCheckpoint found, const Device& device, const std::string& precision)
-      : checkpoint(std::move(found.folder)), manifest(std::move(found.manifest)) {
-    try {
-      apply_toml(config, manifest.config, (checkpoint / "state.json").string() + ": config");
-      validate(config);
-    } catch (const ConfigError& error) {
-      throw DataError(error.what());
-    }
-    if (!precision.empty())
-      config.model.precision = precision;
-    else if (device.info().name == "cpu")
-      config.model.precision = "auto";
-    dtype = model_dtype(config, device);
-  }
-};
-
-TrainedModel::TrainedModel(const fs::path& path, Device& device, const std::string& precision)
-    : TrainedModel(Opened(find_model(path, "--checkpoint"), device, precision), device) {}
-
-TrainedModel::TrainedModel(Opened opened, Device& device)
-    : checkpoint_(std::move(opened.checkpoint)),
+SavedModel::SavedModel(FoundCheckpoint found, const Device& device, const std::string& precision)
+    : checkpoint_(std::move(found.folder)),
       run_(run_of(checkpoint_)),
-      config_(std::move(opened.config)),
-      step_(opened.manifest.state.step),
-      data_(std::move(opened.manifest.data)),
-      parameters_(opened.dtype) {
-  declare_parameters(config_, parameters_);
+      step_(found.manifest.state.step),
+      data_(std::move(found.manifest.data)) {
+  try {
+    apply_toml(config_, found.manifest.config, (checkpoint_ / "state.json").string() + ": config");
+    validate(config_);
+  } catch (const ConfigError& error) {
+    throw DataError(error.what());
+  }
+  if (!precision.empty())
+    config_.model.precision = precision;
+  else if (device.info().name == "cpu")
+    config_.model.precision = "auto";
+  dtype_ = model_dtype(config_, device);
+}
+
+TrainedModel::TrainedModel(SavedModel saved, Device& device)
+    : SavedModel(std::move(saved)), parameters_(dtype()) {
+  declare_parameters(config(), parameters_);
   parameters_.plan(memory_, false);
   memory_.allocate(device, [] { return "The weights alone do not fit"; });
   parameters_.bind();
-  load_model(checkpoint_, device, parameters_);
+  load_model(checkpoint(), device, parameters_);
 }
 
 }  // namespace goat
