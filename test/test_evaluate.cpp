@@ -8,15 +8,20 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
 
 #include "data/shard.h"
+#include "kernels/cpu/cpu_device.h"
 #include "kernels/open/open_device.h"
 #include "test/catch.h"
 #include "test/one_step.h"
 #include "test/operand.h"
+#include "test/temporary_folder.h"
+#include "train/eval/evaluate.h"
 #include "train/model/evaluation.h"
 #include "train/model/model_parameters.h"
+#include "train/run/checkpoint.h"
 #include "train/training/sources.h"
 #include "train/training/trainer.h"
 
@@ -100,6 +105,45 @@ class MaskedSource final : public TokenSource {
     }
   }
 };
+
+// A cpu device that knows how much of its memory is in use.
+class MeteredDevice final : public CpuDevice {
+ public:
+  void* allocate(std::size_t bytes) override {
+    void* memory = CpuDevice::allocate(bytes);
+    sizes_[memory] = bytes;
+    most = std::max(most, now += bytes);
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    if (const auto size = sizes_.find(memory); size != sizes_.end()) {
+      now -= size->second;
+      sizes_.erase(size);
+    }
+    CpuDevice::release(memory);
+  }
+  std::size_t now = 0, most = 0;
+
+ private:
+  std::map<void*, std::size_t> sizes_;
+};
+
+// The checkpoint of a run in `folder`.
+std::string trained_checkpoint(const fs::path& folder, const Config& config) {
+  TrainedTiny tiny(config);
+  RankGroup alone(Launch{}, {});
+  return save_checkpoint(folder, config, tiny.trainer.state(), {}, *tiny.device, tiny.trainer.parameters(),
+                         alone)
+      .string();
+}
+
+int evaluate_runs(const std::vector<std::string>& checkpoints, Device& device,
+                  std::optional<std::int64_t> samples = {}) {
+  EvalOptions options;
+  options.checkpoints = checkpoints;
+  options.samples = samples;
+  return run_eval(options, device);
+}
 
 std::size_t planned_bytes(const Config& config, BatchShape shape) {
   ParameterSet parameters;
@@ -297,4 +341,27 @@ TEST_CASE("evaluation: planned memory is linear in T, and a small model at T = 3
   CHECK(static_cast<double>(at_64k - at_32k) ==
         Approx(2.0 * static_cast<double>(at_32k - at_16k)).epsilon(1e-3));
   CHECK(static_cast<double>(at_32k) < 2.01 * static_cast<double>(at_16k));
+}
+
+TEST_CASE(
+    "evaluation: of several runs all are checked before memory is taken, and one model is there at a time") {
+  const goat::test::TemporaryFolder folder;
+  const std::string small = trained_checkpoint(folder.path() / "small", tiny_config()),
+                    large = trained_checkpoint(folder.path() / "large", tiny_config({"model.width=96"}));
+  const auto most_memory = [](const std::vector<std::string>& checkpoints) {
+    MeteredDevice device;
+    CHECK(evaluate_runs(checkpoints, device) == 0);
+    CHECK(device.now == 0);
+    return device.most;
+  };
+  const std::size_t of_small = most_memory({small}), of_large = most_memory({large});
+  CHECK(of_small < of_large);
+  CHECK(most_memory({small, large}) == of_large);
+  CHECK(most_memory({large, small}) == of_large);
+
+  MeteredDevice untouched;
+  CHECK_THROWS_AS(evaluate_runs({small, folder.file("missing")}, untouched), DataError);
+  CHECK_THROWS_AS(evaluate_runs({small, large, small}, untouched), ConfigError);
+  CHECK_THROWS_AS(evaluate_runs({small, large}, untouched, 3), ConfigError);
+  CHECK(untouched.most == 0);
 }

@@ -24,7 +24,8 @@ constexpr const char* examples = R"(Examples:
   train_gpt_goat --config shakespeare --ranks 2               train by two processes of this host
   train_gpt_goat --config shakespeare --profile 5             what each operation of a step takes
   train_gpt_goat eval --checkpoint runs/shakespeare --lengths 128,256,512,1024,2048
-  train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --json eval.json
+  train_gpt_goat eval --checkpoint runs/c4_125m runs/c4_125m_rope --protocol both --json eval.json
+  train_gpt_goat eval --checkpoint runs/c4_125m --data data/c4/val_*.bin --lengths 2048,4096
   train_gpt_goat analyze --checkpoint runs/shakespeare
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt "ROMEO:" --samples 3
   train_gpt_goat sample --checkpoint runs/shakespeare --prompt-file start.txt --temperature 0.8
@@ -155,7 +156,9 @@ void add_data(CLI::App& command, std::vector<std::string>& data, const std::stri
       ->check(name());
 }
 
-void add_model(CLI::App& command, std::string& checkpoint, std::string& precision) {
+// `checkpoint` is one, or a list of several.
+template <class Checkpoint>
+void add_model(CLI::App& command, Checkpoint& checkpoint, std::string& precision) {
   command
       .add_option(
           "--checkpoint", checkpoint,
@@ -173,8 +176,8 @@ void add_model(CLI::App& command, std::string& checkpoint, std::string& precisio
 
 CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
   CLI::App& command =
-      *app.add_subcommand("eval", "perplexity or answers of a trained model at a list of lengths");
-  add_model(command, options.checkpoint, options.precision);
+      *app.add_subcommand("eval", "perplexity or answers of trained models at a list of lengths");
+  add_model(command, options.checkpoints, options.precision);
   add_data(command, options.data, "to evaluate on");
   command
       .add_option("--lengths", options.lengths,
@@ -185,8 +188,9 @@ CLI::App& add_eval(CLI::App& app, EvalOptions& options) {
       ->check(integer(1, longest_sequence));
   command
       .add_option("--protocol", options.protocol,
-                  "recut: the same tokens cut at each length; paper: the published protocol")
-      ->type_name("recut|paper");
+                  "recut: the same tokens cut at each length; paper: the published protocol (default: recut)")
+      ->type_name("recut|paper|both")
+      ->check(name());
   command.add_option("--tokens", options.tokens, "recut: at most this many tokens (default: all)")
       ->type_name("N")
       ->check(integer(1, most_tokens));

@@ -9,7 +9,6 @@
 
 #include "train/eval/answer_accuracy.h"
 #include "train/eval/heading.h"
-#include "train/files/json_file.h"
 #include "train/speed/slow_work.h"
 
 namespace goat {
@@ -62,14 +61,6 @@ AnswerAccuracy measure(const TrainedModel& model, Device& device, TokenSource& s
       });
 }
 
-Cell measure_cell(const TrainedModel& model, Device& device, const EvaluationData& data, std::int64_t length,
-                  std::optional<double> depth, std::int64_t samples) {
-  const auto source = data.open(length, depth);
-  const std::string label =
-      "length " + std::to_string(length) + (depth ? ", depth " + number_text(*depth) : "");
-  return {length, depth, measure(model, device, *source, {length, samples}, label)};
-}
-
 void print_cell(const Cell& cell, bool first) {
   const auto depth = [&](const std::string& text) {
     if (cell.depth) std::printf(" %6s", text.c_str());
@@ -111,23 +102,53 @@ nlohmann::json to_json(const Cell& cell) {
   return json;
 }
 
-void check_options(const EvalOptions& options) {
-  const auto refuse = [](const char* option) {
-    throw ConfigError(std::string(option) +
-                      " is not for a run of a retrieval task, whose answers are counted; take --lengths, "
-                      "--depths and --samples");
-  };
-  if (options.tokens) refuse("--tokens");
-  if (options.protocol != "recut") refuse("--protocol");
-  if (!options.per_token.empty()) refuse("--per-token");
-}
+class RetrievalEvaluation final : public PlannedEvaluation {
+ public:
+  RetrievalEvaluation(EvaluationData data, Protocol protocol, std::int64_t answer_length, std::string name)
+      : data_(std::move(data)),
+        protocol_(std::move(protocol)),
+        answer_length_(answer_length),
+        name_(std::move(name)) {}
+
+  nlohmann::json run(const TrainedModel& model, Device& device) const override {
+    const std::string& task = model.config().data.source;
+    print_model(model);
+    std::printf("data      %s, answers of %lld characters, validation samples\n\n", task.c_str(),
+                static_cast<long long>(answer_length_));
+    std::fflush(stdout);
+    nlohmann::json json = heading_of(model, device);
+    json["task"] = task;
+    json["answer_length"] = answer_length_;
+    std::vector<Cell> cells;
+    const auto depths = depths_of(protocol_);
+    for (const std::int64_t length : protocol_.lengths)
+      for (const std::optional<double> depth : depths) {
+        cells.push_back(measure_cell(model, device, length, depth));
+        print_cell(cells.back(), cells.size() == 1);
+        json["results"].push_back(to_json(cells.back()));
+      }
+    if (depths.size() > 1) print_grid(cells, depths.size());
+    return json;
+  }
+
+ private:
+  Cell measure_cell(const TrainedModel& model, Device& device, std::int64_t length,
+                    std::optional<double> depth) const {
+    const auto source = data_.open(length, depth);
+    const std::string label = progress_label(name_, length) + (depth ? ", depth " + number_text(*depth) : "");
+    return {length, depth, measure(model, device, *source, {length, protocol_.samples}, label)};
+  }
+
+  EvaluationData data_;
+  Protocol protocol_;
+  std::int64_t answer_length_;
+  std::string name_;
+};
 }  // namespace
 
-int run_retrieval_eval(const EvalOptions& options, const TrainedModel& model, const EvaluationData& data,
-                       Device& device) {
-  check_options(options);
-  const std::string& task = model.config().data.source;
-  const Protocol protocol = protocol_of(options, task);
+std::unique_ptr<PlannedEvaluation> plan_retrieval(const EvalOptions& options, const SavedModel& model,
+                                                  const EvaluationData& data, const std::string& name) {
+  Protocol protocol = protocol_of(options, model.config().data.source);
   for (const std::int64_t length : protocol.lengths) {
     require_length(
         model.config(), length,
@@ -135,24 +156,7 @@ int run_retrieval_eval(const EvalOptions& options, const TrainedModel& model, co
     data.open(length);  // refuses one that is too short
   }
   const std::int64_t answer_length = data.open(protocol.lengths.front())->answer(0).size();
-  print_model(model);
-  std::printf("data      %s, answers of %lld characters, validation samples\n\n", task.c_str(),
-              static_cast<long long>(answer_length));
-  std::fflush(stdout);
-  nlohmann::json json = heading_of(model, device);
-  json["task"] = task;
-  json["answer_length"] = answer_length;
-  std::vector<Cell> cells;
-  const auto depths = depths_of(protocol);
-  for (const std::int64_t length : protocol.lengths)
-    for (const std::optional<double> depth : depths) {
-      cells.push_back(measure_cell(model, device, data, length, depth, protocol.samples));
-      print_cell(cells.back(), cells.size() == 1);
-      json["results"].push_back(to_json(cells.back()));
-    }
-  if (depths.size() > 1) print_grid(cells, depths.size());
-  if (!options.json.empty()) write_json(options.json, json);
-  return 0;
+  return std::make_unique<RetrievalEvaluation>(data, std::move(protocol), answer_length, name);
 }
 
 }  // namespace goat

@@ -1,15 +1,19 @@
 // `eval` of a model that was trained on a retrieval task (passkey, niah): its answers, by length and depth.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "train/eval/evaluate.h"
 #include "train/eval/evaluation_data.h"
+#include "train/eval/planned_evaluation.h"
 #include "train/run/trained_model.h"
 
 namespace goat {
 
-// Prints the table and writes options.json. Returns the exit code. Throws ConfigError for options that fit no
-// such task.
-int run_retrieval_eval(const EvalOptions& options, const TrainedModel& model, const EvaluationData& data,
-                       Device& device);
+// `data` are those of a task. `name` tells the run from the others of the command; empty if it is the only
+// one. Throws ConfigError for a length that the task or the model cannot have.
+std::unique_ptr<PlannedEvaluation> plan_retrieval(const EvalOptions& options, const SavedModel& model,
+                                                  const EvaluationData& data, const std::string& name);
 
 }  // namespace goat
