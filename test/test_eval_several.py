@@ -122,7 +122,7 @@ def runs(tmp_path_factory, binary):
     shards = {"data.source": "shards", "data.train": folder / "tokens.bin", "data.val": folder / "tokens.bin"}
     text = MODEL | {"train.steps": 6}
     settings = {
-        "goat": text | shards,
+        "goat": text | shards | {"checkpoint.interval": 3},
         "rope": text | shards | {"model.attention": "rope", "model.layers": 1},
         "short": text | shards | {"data.seq_len": 12, "train.seed": 3},
         "copies": text,
@@ -268,6 +268,21 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(runs, run_binary,
         for word in words:
             assert word in done.stderr, done.stderr
         assert done.stdout == "" and sorted(tmp_path.rglob("*")) == before, options
+
+
+def test_two_checkpoints_of_a_run_are_named_by_their_steps(runs, run_binary, tmp_path):
+    steps = [runs["goat"] / "checkpoints" / f"step_0000000{n}" for n in (3, 6)]
+    words = ("--json", tmp_path / "eval.json", "--per-token", tmp_path / "nll.npy")
+    printed = run_binary("eval", "--checkpoint", *steps, runs["rope"], *words).stdout
+    rows = table_of(printed, "perplexity by length, protocol recut\n")[1:]
+    assert [row[0] for row in rows] == ["goat/step_00000003", "goat/step_00000006", "rope"]
+    assert len({row[1] for row in rows}) == 3
+    evaluations = json.loads((tmp_path / "eval.json").read_text())["evaluations"]
+    assert [(each["checkpoint"], each["step"]) for each in evaluations[:2]] == [
+        (str(step), n) for step, n in zip(steps, (3, 6))
+    ]
+    names = ("nll_goat_step_00000003.npy", "nll_goat_step_00000006.npy", "nll_rope.npy")
+    assert {path.name for path in tmp_path.glob("*.npy")} == set(names)
 
 
 def test_runs_whose_names_are_alike_are_told_apart(runs, run_binary, tmp_path):
