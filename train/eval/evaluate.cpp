@@ -124,13 +124,13 @@ std::vector<EvaluatedRun> plan_runs(const EvalOptions& options, const std::vecto
   std::vector<EvaluatedRun> runs;
   for (std::size_t i = 0; i < models.size(); ++i) {
     const std::string name = models.size() > 1 ? names[i] : "";
-    EvaluatedRun& run = runs.emplace_back(models[i], names[i]);
-    run.evaluations = for_run(options, i, [&] {
+    std::vector<std::unique_ptr<PlannedEvaluation>> evaluations = for_run(options, i, [&] {
       if (!data[i].has_answers()) return plan_perplexities(options, models[i], data[i], name);
       std::vector<std::unique_ptr<PlannedEvaluation>> one;
       one.push_back(plan_retrieval(options, models[i], data[i], name));
       return one;
     });
+    runs.push_back({models[i], names[i], std::move(evaluations)});
   }
   return runs;
 }

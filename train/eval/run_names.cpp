@@ -1,6 +1,7 @@
 #include "train/eval/run_names.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace goat {
 
