@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from console import ScriptError, UsageError
+from console import ScriptError, UsageError, one_line
 
 os.environ["MPLBACKEND"] = "agg"  # whatever the user's shell or matplotlibrc says
 
@@ -15,10 +15,28 @@ import matplotlib  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402
 
 matplotlib.rcdefaults()
+matplotlib.rcParams.update({
+    "pdf.fonttype": 42,  # letters as TrueType outlines: programs can select and search them
+    "ps.fonttype": 42,
+    "svg.hashsalt": "train_gpt_goat",  # the names in an SVG file do not change from call to call
+})  # fmt: skip
 warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
 
 DPI = 150
 MOST_PIXELS = 65_000  # of height or width; matplotlib has a limit of 2^16
+
+# Colours of Okabe and Ito, which colour-blind people can tell apart. Neighbours also differ in brightness,
+# line and marker, so that a print in grey can be read.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (7, 2)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE, ACCENT = COLOURS[0], COLOURS[1]
+SEQUENTIAL, DIVERGING = "magma", "RdBu_r"  # of matrices: from none to much, and around zero
+GRID, REFERENCE = "#e5e5e5", "#333333"  # lines of the grid; lines that no run has drawn
+DASHED = (0, (5, 4))  # of reference lines
+LONGEST_LABEL = 80  # characters in a legend
+LEGEND_CHARACTERS = 17  # that stand beside each other on an inch of width
+
 STYLE = {
     "figure.dpi": DPI,
     "savefig.dpi": DPI,
@@ -31,10 +49,73 @@ STYLE = {
     "xtick.color": "#555555",
     "ytick.color": "#555555",
     "axes.grid": False,
+    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
 }
 FORMATS = sorted(
     set(matplotlib.backend_bases.FigureCanvasBase.get_supported_filetypes()) - {"pgf"}
 )  # pgf needs LaTeX
+# The date is left out: the same input gives the same bytes.
+UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "svgz": {"Date": None}}
+
+
+def series_style(n):
+    """How the n-th curve of a figure looks: colour, line and marker."""
+    return {
+        "color": COLOURS[n % len(COLOURS)],
+        "linestyle": LINES[n % len(LINES)],
+        "marker": MARKERS[n % len(MARKERS)],
+    }
+
+
+def layer_colours(count):
+    """A colour for each of `count` curves that have an order: dark first, none too pale for white paper."""
+    return [plt.get_cmap(SEQUENTIAL)(0.8 * n / max(1, count - 1)) for n in range(count)]
+
+
+def literal(text):
+    """Shows the text as it is: a folder's name may hold '$'."""
+    text.set_parse_math(False)
+    return text
+
+
+def legend_below(figure, axes, **options):
+    """A legend of all labelled artists of `axes`, each label once, under the panels: it covers no data."""
+    handles = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    labels = [
+        label if len(label) <= LONGEST_LABEL else "..." + label[3 - LONGEST_LABEL :] for label in handles
+    ]
+    if not labels:
+        return None
+    widest = 6 + max(map(len, labels))
+    columns = max(1, int(LEGEND_CHARACTERS * figure.get_figwidth() / widest))
+    columns = -(-len(labels) // -(-len(labels) // columns))  # as few as the same number of rows needs
+    legend = figure.legend(
+        handles.values(), labels, loc="outside lower center", frameon=False, ncols=columns, **options,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        literal(text)
+    return legend
+
+
+def plain_numbers(axes):
+    """Labels such as 20 and 1,000 on a logarithmic y axis: 1, 2, 5 of a decade; round steps where it spans
+    less than one; powers of ten where it spans many."""
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        locator = matplotlib.ticker.MaxNLocator(7)
+    else:
+        locator = matplotlib.ticker.LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,), numticks=20)
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def heading(figure, text):
+    """The title of a figure, at its left edge."""
+    return literal(figure.suptitle(one_line(text), fontsize=12, fontweight="bold", x=0.012, ha="left"))
 
 
 def is_special(path):
@@ -86,8 +167,9 @@ def write_figure(figure, path):
     """Writes the figure to `path` and closes it. Where that fails, the file that was there stays."""
     picture = io.BytesIO()
     dpi = min(DPI, MOST_PIXELS / max(figure.get_size_inches()))
+    ending = format_of(path)
     try:
-        figure.savefig(picture, format=format_of(path), dpi=dpi)
+        figure.savefig(picture, format=ending, dpi=dpi, metadata=UNDATED.get(ending))
     finally:
         plt.close(figure)
     try:

@@ -1,18 +1,32 @@
 #!/usr/bin/env python3
-"""Figures of a run of train_gpt_goat.
+"""Figures of runs of train_gpt_goat.
 
   plot.py prior RUN      the attention prior each head has learned -> RUN/figures/prior.png
+  plot.py mask RUN       that prior without the causal mask and with it, side by side
   plot.py loss RUN ...   loss curves of one or more runs           -> RUN/figures/loss.png (of the first run)
-  plot.py eval FILE ...  what `eval --json FILE` measured, by length -> FILE.png (beside the first file)
+  plot.py cost RUN ...   time of a step, tokens/s and memory of runs on the same device
 
-RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` also takes a
-checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint it draws the
-newest checkpoint that is whole. Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package),
-2 wrong use, 3 bad data.
+from what `train_gpt_goat analyze --checkpoint RUN` has left in RUN/analysis:
+
+  plot.py sink RUN       the key bias u(j) of each head, in its parts: slope, MLP, bump
+  plot.py signal RUN ... content range, p_0, largest p and recent mass by query, runs beside each other
+
+from files:
+
+  plot.py eval FILE ...  what `eval --json FILE` measured, by length -> FILE.png (beside the first file)
+  plot.py extrapolation FILE ...  perplexity by length, the curves that stay flat in detail
+  plot.py genome RUN     RUN/completions.json, from scripts/genome_completions.py: GC content, matches, bases
+
+RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` and `mask` also
+take a checkpoint on its own, a folder with model.safetensors and state.json. Without --checkpoint they draw
+the newest checkpoint that is whole. --out names another file; its ending chooses the format (.png, .pdf,
+.svg, ...). Exit codes: 0 done, 1 failure (disk, memory, interrupted, missing package), 2 wrong use, 3 bad
+data.
 """
 
 import argparse
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,101 +34,91 @@ import console
 
 warn = partial(console.warn, "plot.py")
 
-
-def plot_prior(arguments):
-    from figure_file import check_figure_path, write_figure
-    from plot_loss import describe_loss
-    from plot_prior import describe_prior, draw_prior, prior_matrices
-    from run_reader import read_summary
-
-    if arguments.out:
-        check_figure_path(arguments.out)
-    matrices = prior_matrices(arguments.run, arguments.layer, arguments.length, arguments.checkpoint, warn)
-    checkpoint = matrices.checkpoint
-    name = checkpoint.run.resolve().name
-    figure = draw_prior(
-        matrices, f"Learned attention prior: {name}, layer {arguments.layer}, step {matrices.step}"
-    )
-    file = "prior.png" if arguments.layer == 0 else f"prior_layer{arguments.layer}.png"
-    path = arguments.out or checkpoint.run / "figures" / file
-    write_figure(figure, path)
-    console.say(str(path))
-    console.say(f"Layer {arguments.layer} at step {matrices.step}, from {checkpoint.folder}.")
-    console.say(describe_prior(matrices))
-    if checkpoint.run != checkpoint.folder:  # a model that was passed on has no run
-        console.say(describe_loss(read_summary(checkpoint.run)))
+RUN = ("run", {"type": Path, "metavar": "RUN", "help": "the folder of a run"})
+GOAT_RUN = (
+    "run",
+    {"type": Path, "metavar": "RUN", "help": "the folder of a run with model.attention = goat"},
+)
+RUNS = ("runs", {"type": Path, "nargs": "+", "metavar": "RUN", "help": "folders of runs"})
+FILES = (
+    "files",
+    {"type": Path, "nargs": "+", "metavar": "FILE", "help": "what train_gpt_goat eval --json wrote"},
+)
+CHECKPOINT = (
+    "--checkpoint",
+    {"type": int, "metavar": "N", "help": "step of the checkpoint (default: the newest)"},
+)
+LAYER = ("--layer", {"type": int, "metavar": "L", "default": 0, "help": "layer, from 0 (default: 0)"})
+ONE_LAYER = ("--layer", {"type": int, "metavar": "L", "help": "one layer, from 0 (default: all)"})
+LENGTH = (
+    "--length",
+    {"type": int, "metavar": "T", "help": "positions (default: the run's seq_len, at most 512)"},
+)
+PROMPT = ("--prompt", {"type": int, "metavar": "N", "help": "one prompt, from 0 (default: the first 6)"})
 
 
-def plot_loss(arguments):
-    from figure_file import check_figure_path, write_figure
-    from plot_loss import describe_loss, draw_loss
-    from run_reader import read_summary
-
-    if arguments.out:
-        check_figure_path(arguments.out)
-    path = arguments.out or arguments.runs[0] / "figures" / "loss.png"
-    write_figure(draw_loss(arguments.runs, warn), path)
-    console.say(str(path))
-    for run in arguments.runs:
-        console.say(f"{run}: {describe_loss(read_summary(run))}")
+@dataclass(frozen=True)
+class Command:
+    draws: str  # the function of plot_commands
+    help: str
+    default: str  # where the figure goes
+    arguments: tuple
 
 
-def plot_eval(arguments):
-    from figure_file import check_figure_path, write_figure
-    from plot_eval import describe_eval, draw_kinds, read_evaluations
-
-    if arguments.out:
-        check_figure_path(arguments.out)
-    evaluations = [evaluation for file in arguments.files for evaluation in read_evaluations(file)]
-    path = arguments.out or arguments.files[0].with_suffix(".png")
-    for kind, figure in draw_kinds(evaluations):
-        file = path.with_stem(path.stem + kind)
-        write_figure(figure, file)
-        console.say(str(file))
-    for evaluation in evaluations:
-        console.say(describe_eval(evaluation))
+COMMANDS = {
+    "prior": Command(
+        "prior", "the attention prior each head has learned", "RUN/figures/prior.png",
+        (GOAT_RUN, CHECKPOINT, LAYER, LENGTH),
+    ),
+    "mask": Command(
+        "mask", "the prior over all keys, and causal", "RUN/figures/mask.png",
+        (GOAT_RUN, CHECKPOINT, LAYER, LENGTH),
+    ),
+    "loss": Command("loss", "loss curves of one or more runs", "figures/loss.png of RUN", (RUNS,)),
+    "cost": Command("cost", "time, speed and memory of training", "figures/cost.png of RUN", (RUNS,)),
+    "sink": Command("sink", "the key bias u(j) and its parts", "RUN/figures/sink.png", (RUN, ONE_LAYER)),
+    "signal": Command(
+        "signal", "what attention makes of content and prior", "figures/signal.png of RUN", (RUNS, ONE_LAYER)
+    ),
+    "eval": Command(
+        "evaluation", "perplexity, or a task's accuracy, by length", "the first FILE, as .png", (FILES,)
+    ),
+    "extrapolation": Command(
+        "extrapolation", "perplexity by length, with the flat curves in detail",
+        "beside the first FILE, FILE_extrapolation.png", (FILES,),
+    ),
+    "genome": Command("genome", "completions beside the truth", "RUN/figures/genome.png", (RUN, PROMPT)),
+}  # fmt: skip
 
 
 def parse_arguments(words):
     parser = console.Parser(
         prog="plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    prior = commands.add_parser("prior", help="the attention prior each head has learned")
-    prior.set_defaults(command=plot_prior)
-    prior.add_argument(
-        "run", type=Path, metavar="RUN", help="the folder of a run with model.attention = goat"
-    )
-    prior.add_argument(
-        "--checkpoint", type=int, metavar="N", help="step of the checkpoint (default: the newest)"
-    )
-    prior.add_argument("--layer", type=int, metavar="L", default=0, help="layer, from 0 (default: 0)")
-    prior.add_argument(
-        "--length", type=int, metavar="T", help="positions (default: the run's seq_len, at most 512)"
-    )
-    prior.add_argument(
-        "--out", type=Path, metavar="FILE", help="figure to write (default: RUN/figures/prior.png)"
-    )
-    loss = commands.add_parser("loss", help="loss curves of one or more runs")
-    loss.set_defaults(command=plot_loss)
-    loss.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
-    loss.add_argument(
-        "--out", type=Path, metavar="FILE", help="figure to write (default: figures/loss.png of RUN)"
-    )
-    evaluation = commands.add_parser("eval", help="perplexity, or a task's accuracy, by length")
-    evaluation.set_defaults(command=plot_eval)
-    evaluation.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="what train_gpt_goat eval --json wrote"
-    )
-    evaluation.add_argument(
-        "--out", type=Path, metavar="FILE", help="figure to write (default: the first FILE, as .png)"
-    )
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        one = parsers.add_parser(name, help=command.help)
+        one.set_defaults(draws=command.draws)
+        for argument, options in command.arguments:
+            one.add_argument(argument, **options)
+        help_text = f"figure to write (default: {command.default})"
+        one.add_argument("--out", type=Path, metavar="FILE", help=help_text)
     return parser.parse_args(words)
 
 
 def run(words):
     arguments = parse_arguments(words)
-    arguments.command(arguments)
+    import plot_commands
+    from figure_file import check_figure_path, write_figure
+
+    if arguments.out:
+        check_figure_path(arguments.out)
+    drawing = getattr(plot_commands, arguments.draws)(arguments, warn)
+    path = arguments.out or drawing.path
+    write_figure(drawing.figure, path)
+    console.say(str(path))
+    for sentence in drawing.sentences:
+        console.say(sentence)
 
 
 def main(words=None):

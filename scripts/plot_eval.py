@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, one_line
-from figure_file import STYLE, plt
+from figure_file import (
+    DASHED, GRID, REFERENCE, SEQUENTIAL, STYLE, legend_below, plain_numbers, plt, series_style,
+)  # fmt: skip
 from run_reader import finite, parse_json, read_bytes
 
 LARGEST_FILE = 256 << 20  # bytes
@@ -125,28 +127,32 @@ def draw_eval(evaluations):
         return draw[evaluations[0].kind](evaluations)
 
 
+def perplexities(evaluation):
+    with np.errstate(over="ignore"):
+        return np.exp(evaluation.column("nll"))
+
+
 def draw_perplexities(evaluations):
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for name, evaluation in zip(names_of(evaluations), evaluations, strict=True):
-        with np.errstate(over="ignore"):
-            axes.plot(evaluation.lengths, np.exp(evaluation.column("nll")), "o-", markersize=5, label=name)
+    for n, (name, evaluation) in enumerate(zip(names_of(evaluations), evaluations, strict=True)):
+        style = series_style(n) | {"markersize": 5, "label": name}
+        axes.plot(evaluation.lengths, perplexities(evaluation), **style)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plt.ScalarFormatter())
-    axes.yaxis.set_minor_formatter(plt.ScalarFormatter())
+    plain_numbers(axes)
     axes.set_ylabel("perplexity (logarithmic)")
     by_length(axes, evaluations)
     return figure
 
 
-ACCURACIES = [("span_token_accuracy", "o-", "tokens"), ("strict_accuracy", "s--", "whole answers")]
+ACCURACIES = [("span_token_accuracy", "-", "tokens"), ("strict_accuracy", "--", "whole answers")]
 
 
 def draw_accuracies(evaluations):
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for n, (name, evaluation) in enumerate(zip(names_of(evaluations), evaluations, strict=True)):
-        for key, style, what in ACCURACIES:
-            options = {"color": f"C{n}", "markersize": 5, "label": f"{name}, {what}"}
-            axes.plot(evaluation.lengths, evaluation.column(key), style, **options)
+        for key, line, what in ACCURACIES:
+            style = series_style(n) | {"linestyle": line, "markersize": 5, "label": f"{name}, {what}"}
+            axes.plot(evaluation.lengths, evaluation.column(key), **style)
     axes.set(ylabel="accuracy", ylim=(-0.03, 1.03))
     by_length(axes, evaluations)
     return figure
@@ -159,12 +165,11 @@ def by_length(axes, evaluations):
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
     axes.set_xlabel("length of the sequences (tokens)")
-    axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for length in sorted({evaluation.train_length for evaluation in evaluations}):
-        axes.axvline(length, color="#333333", linewidth=1, linestyle=(0, (5, 4)), label="training length")
-    for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)  # a folder's name may hold '$'
+        axes.axvline(length, color=REFERENCE, linewidth=1, linestyle=DASHED, label="training length")
+    legend_below(axes.figure, [axes])
 
 
 def draw_grids(evaluations):
@@ -175,7 +180,7 @@ def draw_grids(evaluations):
         1, len(grids), figsize=(width * len(grids), 3.4), layout="constrained", squeeze=False
     )
     for axes, name, (depths, lengths, grid) in zip(panels[0], names_of(evaluations), grids, strict=True):
-        image = axes.imshow(grid, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        image = axes.imshow(grid, vmin=0, vmax=1, cmap=SEQUENTIAL, aspect="auto")
         for row, column in np.ndindex(grid.shape):
             shade = "white" if grid[row, column] < 0.6 else "black"
             axes.text(column, row, f"{grid[row, column]:.2f}", ha="center", va="center", color=shade)

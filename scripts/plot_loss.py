@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, one_line
-from figure_file import STYLE, plt
+from figure_file import COLOURS, DASHED, GRID, LINES, MARKERS, REFERENCE, STYLE, legend_below, plt
 from run_reader import finite, read_metrics, read_summary
 
 
@@ -39,8 +39,9 @@ def names_of(runs):
     ]  # matplotlib hides "_..."
 
 
-def draw_run(axes, run, name, colour, warn):
+def draw_run(axes, run, name, n, warn):
     """Every step pale, smoothed strong, validation as points. Returns what should be in view."""
+    colour, line, marker = COLOURS[n % len(COLOURS)], LINES[n % len(LINES)], MARKERS[n % len(MARKERS)]
     metrics = read_metrics(run)
     steps, loss = loss_points(metrics, "loss")
     validated, validation = loss_points(metrics, "val_loss")
@@ -52,36 +53,34 @@ def draw_run(axes, run, name, colour, warn):
     if len(steps):
         curve = smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))
         axes.plot(steps, loss, color=colour, alpha=0.25, linewidth=0.7)
-        axes.plot(steps, curve, color=colour, linewidth=1.8, label=name)
+        axes.plot(steps, curve, color=colour, linestyle=line, linewidth=1.8, label=name)
         in_view = curve[len(curve) // 50 :]
     if len(validated):
         style = {"color": colour, "markersize": 6, "markeredgecolor": "white", "zorder": 3}
-        axes.plot(validated, validation, "o", label=f"{name}, validation", **style)
+        axes.plot(validated, validation, marker, label=f"{name}, validation", **style)
     return np.concatenate([in_view, validation])
 
 
 def draw_loss(runs, warn=lambda message: None):
     """A figure with the loss of each run by step and, where the task has one, the Bayes-optimal loss."""
-    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
         in_view = np.concatenate([
-            draw_run(axes, run, name, colours[n % len(colours)], warn)
+            draw_run(axes, run, name, n, warn)
             for n, (run, name) in enumerate(zip(runs, names_of(runs), strict=True))
         ])  # fmt: skip
         optima = [finite(read_summary(run).get("bayes_optimal_loss")) for run in runs]
         for optimum in sorted({round(value, 6) for value in optima if not np.isnan(value)}):
             label = f"Bayes-optimal, {optimum:.3f}"
-            axes.axhline(optimum, color="#333333", linewidth=1, linestyle=(0, (5, 4)), label=label)
+            axes.axhline(optimum, color=REFERENCE, linewidth=1, linestyle=DASHED, label=label)
             in_view = np.append(in_view, optimum)
         height = np.ptp(in_view)
         margin = 0.06 * height if height > 1e-6 * np.abs(in_view).max() else 0.1  # not for rounding errors
         axes.set_ylim(in_view.min() - margin, in_view.max() + margin)
         axes.set(xlabel="step", ylabel="loss (nats a token)")
-        axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-        for text in axes.legend(frameon=False).get_texts():
-            text.set_parse_math(False)  # a folder's name may hold '$'
+        legend_below(figure, [axes])
     return figure
 
 

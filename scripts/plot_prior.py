@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from console import DataError, UsageError, one_line
-from figure_file import STYLE, plt
+from console import DataError, UsageError
+from figure_file import ACCENT, DIVERGING, LINE, SEQUENTIAL, STYLE, heading, plt
 from free_memory import free_memory
 from matplotlib.colors import LogNorm
 from run_reader import Checkpoint, open_checkpoint
@@ -25,6 +25,7 @@ class PriorMatrices:
     sink: np.ndarray  # [H, T], u(j) = lambda j + g(phi(j)) + b [j == 0]
     relative: np.ndarray  # [H, T], kappa(lag) = sum_r alpha_r cos(w_r lag) + beta_r sin(w_r lag)
     checkpoint: Checkpoint
+    ahead: np.ndarray | None = None  # [H, T], kappa(-lag): of keys after the query, which training masks
 
     @property
     def heads(self):
@@ -53,6 +54,15 @@ class PriorMatrices:
         log_prior = self.log_prior(head)
         weights = np.exp(log_prior - np.nanmax(log_prior, axis=1, keepdims=True))
         return np.nan_to_num(weights / np.nansum(weights, axis=1, keepdims=True))
+
+    def unmasked(self, head):
+        """softmax(K) over all keys, also those after the query: each row sums to 1. [T, T]."""
+        i, j = np.indices((self.length, self.length))
+        lag = np.abs(i - j)
+        relative = np.where(j <= i, self.relative[head][lag], self.ahead[head][lag])
+        log_prior = relative + self.sink[head][j]
+        weights = np.exp(log_prior - log_prior.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
 
     @property
     def first_row(self):
@@ -195,14 +205,15 @@ def prior_matrices(run, layer=0, length=None, checkpoint=None, warn=lambda messa
     tensors = {name.removeprefix(prefix): value for name, value in stored.items()}
     position = np.arange(length, dtype=np.float64)
     sink, relative = key_bias(tensors, config, position), relative_part(tensors, config, position)
-    if not (np.isfinite(sink).all() and np.isfinite(relative).all()):
+    ahead = relative_part(tensors, config, -position)
+    if not all(np.isfinite(part).all() for part in (sink, relative, ahead)):
         raise DataError(f"{found.folder}: the prior of layer {layer} is not finite over {length} positions")
-    return PriorMatrices(sink=sink, relative=relative, checkpoint=found)
+    return PriorMatrices(sink=sink, relative=relative, checkpoint=found, ahead=ahead)
 
 
 # Drawing
 
-LINE, ACCENT, MASKED = "#2f4b7c", "#c2410c", "#efefef"
+MASKED = "#efefef"
 
 
 def draw_curve(axes, values, xlabel, unit):
@@ -240,10 +251,10 @@ def draw_head(figure, row, matrices, head):
     draw_curve(row[1], matrices.relative[head], "lag i \N{MINUS SIGN} j", "lag")
     centred = matrices.centred(head)
     extreme = max(np.nanmax(np.abs(centred)), 1e-12)
-    draw_matrix(figure, row[2], centred, "nats", cmap="RdBu_r", vmin=-extreme, vmax=extreme)
+    draw_matrix(figure, row[2], centred, "nats", cmap=DIVERGING, vmin=-extreme, vmax=extreme)
     probabilities = np.maximum(matrices.probabilities(head), PROBABILITY_FLOOR)
     draw_matrix(
-        figure, row[3], probabilities, "probability", cmap="magma", norm=LogNorm(PROBABILITY_FLOOR, 1)
+        figure, row[3], probabilities, "probability", cmap=SEQUENTIAL, norm=LogNorm(PROBABILITY_FLOOR, 1)
     )
     shares = f"j = 0:  {matrices.mass_on_first(head):.0%}\nlag 1:  {matrices.mass_on_previous(head):.0%}"
     row[3].text(
@@ -270,8 +281,7 @@ def draw_prior(matrices, title):
             layout="constrained", width_ratios=(1, 1, 1.15, 1.15),
         )  # fmt: skip
         figure.get_layout_engine().set(hspace=0.06, wspace=0.06)
-        heading = figure.suptitle(one_line(title), fontsize=12, fontweight="bold", x=0.012, ha="left")
-        heading.set_parse_math(False)  # a folder's name may hold '$'
+        heading(figure, title)
         for head, row in enumerate(grid):
             draw_head(figure, row, matrices, head)
         for axes, text in zip(grid[0], titles, strict=True):

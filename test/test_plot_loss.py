@@ -15,6 +15,15 @@ def lines_of(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
+def legend_of(figure):
+    return figure.legends[0].get_texts()
+
+
+def shortened(name):
+    """As a legend shows it: the end of what has more than 80 characters."""
+    return name if len(name) <= 80 else "..." + name[-77:]
+
+
 def raw_of(axes):
     return [line for line in axes.lines if line.get_label().startswith("_")]
 
@@ -95,27 +104,32 @@ def test_several_runs_share_a_figure_and_a_legend(tmp_path):
     runs = [write_run(tmp_path / name) for name in ("first", "second")]
     write_metrics(runs[1], [{"step": s, "loss": 5.0} for s in (1, 2, 3)])
     (runs[1] / "summary.json").write_text('{"loss": 5.0, "bayes_optimal_loss": 1.5}')
-    axes = plot_loss.draw_loss(runs).axes[0]
+    figure = plot_loss.draw_loss(runs)
+    axes = figure.axes[0]
     labelled = lines_of(axes)
     names = ["first", "first, validation", "second", "Bayes-optimal, 1.500", "Bayes-optimal, 2.900"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+    assert [text.get_text() for text in legend_of(figure)] == names
     assert labelled["second"].get_ydata() == pytest.approx(5)
-    assert labelled["first"].get_color() != labelled["second"].get_color()
+    for look in ("get_color", "get_linestyle"):
+        assert getattr(labelled["first"], look)() != getattr(labelled["second"], look)()
     low, high = axes.get_ylim()
     assert low < 1.5 and high > 5
 
 
 def test_one_optimum_is_drawn_once(tmp_path):
-    axes = plot_loss.draw_loss([write_run(tmp_path / name) for name in ("first", "second")]).axes[0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()].count("Bayes-optimal, 2.900") == 1
+    figure = plot_loss.draw_loss([write_run(tmp_path / name) for name in ("first", "second")])
+    assert [text.get_text() for text in legend_of(figure)].count("Bayes-optimal, 2.900") == 1
 
 
 def test_legend_tells_runs_of_one_name_apart_and_shows_odd_names(tmp_path):
     runs = [write_run(tmp_path / name) for name in ("a/run", "b/run", "_x", "cost $x_$")]
-    axes = plot_loss.draw_loss(runs).axes[0]
-    texts = axes.get_legend().get_texts()
+    figure = plot_loss.draw_loss(runs)
+    texts = legend_of(figure)
+    shown = [line.get_label() for line in figure.axes[0].lines if "," not in line.get_label()]
+    labels = [label for label in shown if not label.startswith("_")]
+    assert labels == [*map(str, runs[:2]), "./_x", "cost $x_$"]
     names = [text.get_text() for text in texts if "," not in text.get_text()]
-    assert names == [str(runs[0]), str(runs[1]), "./_x", "cost $x_$"]
+    assert names == [shortened(str(runs[0])), shortened(str(runs[1])), "./_x", "cost $x_$"]
     assert not any(text.get_parse_math() for text in texts)
 
 

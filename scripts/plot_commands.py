@@ -1,0 +1,108 @@
+"""What each command of plot.py draws: a figure, where it goes by default, and sentences about it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
+from plot_eval import Evaluation, describe_eval, draw_eval
+from plot_extrapolation import describe_extrapolation, draw_extrapolation
+from plot_genome import chosen_prompts, describe_genome, draw_genome, read_completions
+from plot_loss import describe_loss, draw_loss
+from plot_mask import describe_mask, draw_mask
+from plot_prior import describe_prior, draw_prior, prior_matrices
+from plot_signal import describe_signal, draw_signal, signals_of
+from plot_sink import describe_sink, draw_sink, sink_parts
+from run_reader import read_summary
+
+
+@dataclass(frozen=True)
+class Drawing:
+    figure: Figure
+    path: Path
+    sentences: list
+
+
+def figures_of(run, name, layer=None):
+    """RUN/figures/NAME.png, or that of a layer other than the one drawn by default."""
+    return run / "figures" / (f"{name}.png" if layer is None else f"{name}_layer{layer}.png")
+
+
+def matrices_of(arguments, warn):
+    return prior_matrices(arguments.run, arguments.layer, arguments.length, arguments.checkpoint, warn)
+
+
+def where_from(matrices, layer):
+    return f"Layer {layer} at step {matrices.step}, from {matrices.checkpoint.folder}."
+
+
+def prior(arguments, warn):
+    matrices, layer = matrices_of(arguments, warn), arguments.layer
+    checkpoint = matrices.checkpoint
+    run = checkpoint.run
+    figure = draw_prior(
+        matrices, f"Learned attention prior: {run.resolve().name}, layer {layer}, step {matrices.step}"
+    )
+    sentences = [where_from(matrices, layer), describe_prior(matrices)]
+    if run != checkpoint.folder:  # a model that was passed on has no run
+        sentences.append(describe_loss(read_summary(run)))
+    return Drawing(figure, figures_of(run, "prior", layer or None), sentences)
+
+
+def mask(arguments, warn):
+    matrices, layer = matrices_of(arguments, warn), arguments.layer
+    run = matrices.checkpoint.run
+    figure = draw_mask(
+        matrices, f"The prior and the mask: {run.resolve().name}, layer {layer}, step {matrices.step}"
+    )
+    sentences = [where_from(matrices, layer), describe_mask(matrices)]
+    return Drawing(figure, figures_of(run, "mask", layer or None), sentences)
+
+
+def loss(arguments, warn):
+    sentences = [f"{run}: {describe_loss(read_summary(run))}" for run in arguments.runs]
+    return Drawing(draw_loss(arguments.runs, warn), figures_of(arguments.runs[0], "loss"), sentences)
+
+
+def evaluation(arguments, warn):
+    evaluations = [Evaluation(file) for file in arguments.files]
+    sentences = [describe_eval(each) for each in evaluations]
+    return Drawing(draw_eval(evaluations), arguments.files[0].with_suffix(".png"), sentences)
+
+
+def extrapolation(arguments, warn):
+    evaluations = [Evaluation(file) for file in arguments.files]
+    first = arguments.files[0]
+    path = first.with_name(f"{first.stem}_extrapolation.png")
+    return Drawing(draw_extrapolation(evaluations), path, describe_extrapolation(evaluations))
+
+
+def sink(arguments, warn):
+    parts = sink_parts(arguments.run, arguments.layer, warn)
+    analysis = parts.analysis
+    figure = draw_sink(parts, f"Key bias u(j): {analysis.name}, step {analysis.step}")
+    return Drawing(figure, figures_of(arguments.run, "sink", arguments.layer), [describe_sink(parts)])
+
+
+def signal(arguments, warn):
+    signals = signals_of(arguments.runs, arguments.layer, warn)
+    path = figures_of(arguments.runs[0], "signal", arguments.layer)
+    return Drawing(draw_signal(signals), path, [describe_signal(each) for each in signals])
+
+
+def genome(arguments, warn):
+    step, prompts = read_completions(arguments.run)
+    chosen = chosen_prompts(prompts, arguments.prompt)
+    figure = draw_genome(chosen, f"Completions of a genome: {arguments.run.resolve().name}, step {step}")
+    path = figures_of(arguments.run, "genome" if arguments.prompt is None else f"genome_{arguments.prompt}")
+    left_out = len(prompts) - len(chosen) if arguments.prompt is None else 0
+    more = [f"{left_out} more prompts are in the file: --prompt N draws one."] if left_out else []
+    return Drawing(figure, path, [describe_genome(chosen), *more])
+
+
+def cost(arguments, warn):
+    costs = costs_of(arguments.runs)
+    for each in without_memory(costs):
+        warn(f"warning: {each.run}: summary.json holds no memory_bytes; time alone is drawn")
+    path = figures_of(arguments.runs[0], "cost")
+    return Drawing(draw_cost(costs, title_of(costs)), path, [describe_cost(each) for each in costs])
