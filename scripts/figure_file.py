@@ -4,6 +4,7 @@ import io
 import os
 import stat
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -27,10 +28,10 @@ MOST_PIXELS = 65_000  # of height or width; matplotlib has a limit of 2^16
 
 # Colours of Okabe and Ito, which colour-blind people can tell apart. Neighbours also differ in brightness,
 # line and marker, so that a print in grey can be read.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
 LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (7, 2)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-LINE, ACCENT = COLOURS[0], COLOURS[1]
+LINE, ACCENT = COLOURS[0], COLOURS[5]
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"  # of matrices: from none to much, and around zero
 GRID, REFERENCE = "#e5e5e5", "#333333"  # lines of the grid; lines that no run has drawn
 DASHED = (0, (5, 4))  # of reference lines
@@ -76,6 +77,11 @@ def literal(text):
     """Shows the text as it is: a folder's name may hold '$'."""
     text.set_parse_math(False)
     return text
+
+
+def wrapped(name, width):
+    """A long name in several lines of at most `width` characters."""
+    return "\n".join(textwrap.wrap(name, width)) or name
 
 
 def legend_below(figure, axes, **options):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, UsageError, one_line
-from figure_file import COLOURS, REFERENCE, STYLE, literal, plt
+from figure_file import COLOURS, REFERENCE, STYLE, literal, plt, wrapped
 from plot_loss import names_of
 from run_reader import finite, read_bytes, read_json, read_metrics, read_summary, step_folders
 
@@ -149,8 +149,8 @@ def draw_cost(costs, title):
         ([cost.speed for cost in costs], "tokens/s", lambda value: f"{value:,.0f}"),
     ]
     if not without_memory(costs):
-        bytes_of = [cost.memory / 2**20 for cost in costs]
-        panels.append((bytes_of, "memory allocated for training (MiB a rank)", lambda value: f"{value:,.1f}"))
+        mebibytes, label = [cost.memory / 2**20 for cost in costs], "memory allocated for training\n(MiB a rank)"
+        panels.append((mebibytes, label, lambda value: f"{value:,.1f}"))
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
             1, len(panels), figsize=(1.6 + 3.1 * len(panels), 1.5 + 0.42 * len(costs)), layout="constrained",
@@ -159,7 +159,7 @@ def draw_cost(costs, title):
         literal(figure.suptitle(title, fontsize=9, x=0.012, ha="left"))
         for axes, (values, label, number) in zip(grid, panels, strict=True):
             draw_bars(axes, costs, values, label, number)
-        grid[0].set_yticks(range(len(costs)), [cost.name for cost in costs], parse_math=False)
+        grid[0].set_yticks(range(len(costs)), [wrapped(cost.name, 34) for cost in costs], parse_math=False)
     return figure
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from console import DataError, UsageError
-from figure_file import COLOURS, GRID, LINES, REFERENCE, STYLE, heading, legend_below, plt
+from console import DataError, UsageError, count
+from figure_file import COLOURS, GRID, LINES, REFERENCE, STYLE, heading, plt
 from genome_measures import BASES, gc_content, matches, mean_or_none, pearson_r
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
@@ -15,7 +15,7 @@ FILE = "completions.json"
 MOST_PROMPTS = 6  # of a figure
 COLUMNS = 100  # letters of a line
 CHANCE = 0.25  # share of matches of bases drawn at random
-COLOUR_OF = dict(zip(BASES, (COLOURS[2], COLOURS[0], COLOURS[5], "#999999", COLOURS[3]), strict=True))
+COLOUR_OF = dict(zip(BASES, (COLOURS[2], COLOURS[0], COLOURS[1], "#999999", COLOURS[3]), strict=True))
 LARGEST_COMPLETIONS = 1 << 30  # bytes
 
 
@@ -150,7 +150,7 @@ def draw_letters(axes, prompt):
 def draw_genome(prompts, title):
     """Three panels a prompt, one below the other."""
     lines = [-(-len(prompt.truth) // COLUMNS) * (len(prompt.texts) + 2) for prompt in prompts]
-    heights = [height for count in lines for height in (1.9, 1.4, 0.19 * count + 0.1)]
+    heights = [height for lines_of_one in lines for height in (1.9, 1.4, 0.19 * lines_of_one + 0.1)]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             3 * len(prompts), 1, figsize=(13, 0.6 + sum(heights)), layout="constrained",
@@ -176,4 +176,4 @@ def describe_genome(prompts):
     text = "no Pearson r has a value" if mean is None else f"mean Pearson r of GC content {mean:.3f}"
     if mean is not None and none:
         text += f" ({none} of {len(known)} have none: a GC content is constant)"
-    return f"{len(prompts)} prompts: {text}; matches {share:.1%}."
+    return f"{count(len(prompts), 'prompt')}: {text}; matches {share:.1%}."

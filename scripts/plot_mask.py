@@ -39,7 +39,8 @@ def draw_mask(matrices, title):
             draw_probabilities(causal, hidden, norm, f"head {head}: causal")
         for axes in panels[2 * matrices.heads :]:
             axes.remove()
-        bar = figure.colorbar(image, ax=grid[:, -1], fraction=0.05, pad=0.02, label="probability")
+        beside_bar = grid[: matrices.heads // beside, -1]  # the last row may be short
+        bar = figure.colorbar(image, ax=beside_bar, fraction=0.05, pad=0.02, label="probability")
         bar.outline.set_visible(False)
     return figure
 

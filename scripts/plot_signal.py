@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from analysis_reader import Analysis, command_for, open_analysis
-from console import UsageError
-from figure_file import GRID, REFERENCE, STYLE, layer_colours, legend_below, literal, plt
+from console import DataError, UsageError
+from figure_file import GRID, REFERENCE, STYLE, layer_colours, legend_below, literal, plt, wrapped
 from plot_loss import names_of
 from plot_sink import chosen_layers
 
@@ -16,6 +16,7 @@ QUANTITIES = (  # the last dimension of signal_vs_sink.npy
     ("mass_last_128", "mass of the last 128 keys"),
 )
 MEAN = {"color": REFERENCE, "linewidth": 2, "linestyle": (0, (4, 1.5)), "label": "mean"}
+TITLE_CHARACTERS = 38  # of a line above a column
 MOST_NAMED = 12  # lines that the legend names; of more it names the first and the last
 
 
@@ -38,6 +39,8 @@ def signal_of(run, name, layer, warn):
         )
     shape = (analysis.layers, analysis.heads, None, analysis.length, len(QUANTITIES))
     values = analysis.array("signal_vs_sink.npy", np.float32, *shape).astype(np.float64)
+    if not values.size:
+        raise DataError(f"{analysis.folder / 'signal_vs_sink.npy'}: holds no sequence")
     if layer is None:
         return Signal(analysis, name, "layer", values.mean(axis=(1, 2)))
     return Signal(analysis, name, "head", values[layer].mean(axis=1))
@@ -59,8 +62,8 @@ def draw_column(column, signal):
         axes.plot(signal.curves[..., quantity].mean(axis=0), **MEAN)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-    shown = f"{signal.name}\n{signal.analysis.attention}, step {signal.analysis.step}"
-    literal(column[0].set_title(shown, fontsize=9))
+    name, analysis = wrapped(signal.name, TITLE_CHARACTERS), signal.analysis
+    literal(column[0].set_title(f"{name}\n{analysis.attention}, step {analysis.step}", fontsize=9))
 
 
 def draw_signal(signals):

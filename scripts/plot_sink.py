@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from analysis_reader import Analysis, command_for, open_analysis
 from console import DataError, UsageError
-from figure_file import COLOURS, GRID, MARKERS, STYLE, heading, legend_below, plt
+from figure_file import ACCENT, COLOURS, GRID, LINE, MARKERS, STYLE, heading, legend_below, plt
 
 MOST_PANELS = 200
 MOST_COLUMNS = 8  # where the heads of one layer are in several rows
@@ -13,8 +13,8 @@ LINEAR = 1.0  # nats around zero that stay linear where the axis is logarithmic
 LARGE = 10.0  # nats; where u(j) goes beyond, the axis is logarithmic
 PARTS = {  # name in the legend, and how the line looks
     "sink": ("u(j), the sum", {"color": "#b0b0b0", "linestyle": "-", "linewidth": 3.2, "zorder": 2}),
-    "sink_slope": ("slope", {"color": COLOURS[0], "linestyle": "--", "linewidth": 1.3, "zorder": 3}),
-    "sink_mlp": ("MLP", {"color": COLOURS[1], "linestyle": "-.", "linewidth": 1.3, "zorder": 3}),
+    "sink_slope": ("slope", {"color": LINE, "linestyle": "--", "linewidth": 1.3, "zorder": 3}),
+    "sink_mlp": ("MLP", {"color": ACCENT, "linestyle": "-.", "linewidth": 1.3, "zorder": 3}),
     "sink_bump": (
         "bump on j = 0",
         {"color": COLOURS[2], "linestyle": "none", "marker": MARKERS[1], "markersize": 5, "zorder": 4,
@@ -101,6 +101,7 @@ def draw_sink(sink, title):
             axes.set_ylabel("nats (logarithmic)" if is_large else "nats")
             if is_large:
                 axes.set_yscale("symlog", linthresh=LINEAR)
+                axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         for column in range(columns):
             lowest = (len(panels) - 1 - column) // columns  # the last row may be short
             grid[lowest, column].set_xlabel("key j")

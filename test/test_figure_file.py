@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import figure_file
@@ -20,6 +23,62 @@ def test_a_figure_of_many_heads_is_not_too_large_for_a_picture(tmp_path, monkeyp
     figure, _ = figure_file.plt.subplots(figsize=(2, 10))
     figure_file.write_figure(figure, tmp_path / "x.png")
     assert imread(tmp_path / "x.png").shape[:2] == (700, 140)
+
+
+def test_curves_differ_in_more_than_colour_and_colours_in_brightness():
+    styles = [figure_file.series_style(n) for n in range(6)]
+    for kind in ("color", "linestyle", "marker"):
+        assert len({style[kind] for style in styles}) == 6
+    assert figure_file.series_style(99)["color"] in figure_file.COLOURS
+    grey = [np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) for colour in figure_file.COLOURS]
+    assert min(abs(one - other) for one, other in pairwise(grey)) > 0.15
+    shades = [np.dot(colour[:3], (0.299, 0.587, 0.114)) for colour in figure_file.layer_colours(12)]
+    assert shades == sorted(shades) and shades[-1] < 0.8
+    assert len(figure_file.layer_colours(1)) == 1
+
+
+def test_a_legend_stands_under_the_panels_and_covers_none(tmp_path):
+    figure, panels = figure_file.plt.subplots(1, 2, figsize=(7, 4), layout="constrained")
+    for axes in panels:
+        axes.plot([0, 1], [0, 1], label="a $x_$ name")
+        axes.plot([0, 1], [1, 0], label="long " * 40)
+    legend = figure_file.legend_below(figure, panels)
+    texts = legend.get_texts()
+    assert [text.get_text() for text in texts] == ["a $x_$ name", "..." + ("long " * 40)[-77:]]
+    assert not any(text.get_parse_math() for text in texts)
+    figure.canvas.draw()
+    box = legend.get_window_extent()
+    for axes in panels:
+        assert axes.get_tightbbox().y0 >= box.y1 - 1 and axes.get_window_extent().height > 100
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert figure_file.legend_below(figure, [figure.add_subplot()]) is None
+
+
+@pytest.mark.parametrize("bounds", [(12.4, 13.9), (4, 60), (1, 3e5), (0.5, 1e12)])
+def test_a_logarithmic_axis_has_a_few_plain_labels(bounds):
+    figure, axes = figure_file.plt.subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(bounds)
+    figure_file.plain_numbers(axes)
+    figure.canvas.draw()
+    low, high = bounds
+    ticks = axes.yaxis.get_major_ticks()
+    shown = [tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high]
+    assert 3 <= len(shown) <= 16
+    for text, tick in zip(shown, (t for t in ticks if low <= t.get_loc() <= high), strict=True):
+        assert float(text.replace(",", "")) == pytest.approx(tick.get_loc())
+    assert not any(label.get_text() for label in axes.yaxis.get_minorticklabels())
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_the_same_figure_is_the_same_bytes_at_any_time(run, tmp_path, run_command, ending):
+    made = []
+    for n in range(2):
+        path = tmp_path / f"{n}.{ending}"
+        words = ["env", f"PYTHONHASHSEED={n}", sys.executable, SCRIPT, "loss", run, "--out", path]
+        run_command(words)
+        made.append(path.read_bytes())
+    assert made[0] == made[1] and b"CreationDate" not in made[0] and b"<dc:date>" not in made[0]
 
 
 def test_a_failed_figure_leaves_the_old_one(run, tmp_path, monkeypatch):

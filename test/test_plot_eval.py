@@ -63,6 +63,26 @@ def test_perplexity_of_each_run_by_length(tmp_path):
     assert list(lines["training length"].get_xdata()) == [128, 128]
 
 
+def test_runs_differ_in_line_and_marker_and_the_axis_has_labels(tmp_path):
+    figure = draw(losses(tmp_path / "a.json"), losses(tmp_path / "b.json", run="other"))
+    lines = lines_of(figure)
+    for look in ("get_color", "get_linestyle", "get_marker"):
+        assert getattr(lines["mine"], look)() != getattr(lines["other"], look)()
+    figure.canvas.draw()
+    low, high = figure.axes[0].get_ylim()
+    ticks = [tick for tick in figure.axes[0].yaxis.get_major_ticks() if low < tick.get_loc() < high]
+    assert len(ticks) >= 3 and all(tick.label1.get_text() for tick in ticks)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["mine", "other", "training length"]
+
+
+def test_tokens_and_whole_answers_differ_in_line_and_runs_in_marker(tmp_path):
+    cells = [(256, None, 0.5, 0.25), (512, None, 0.4, 0.1)]
+    lines = lines_of(draw(answers(tmp_path / "a.json", cells), answers(tmp_path / "b.json", cells, run="b")))
+    assert lines["mine, tokens"].get_linestyle() != lines["mine, whole answers"].get_linestyle()
+    assert lines["mine, tokens"].get_marker() == lines["mine, whole answers"].get_marker()
+    assert lines["mine, tokens"].get_marker() != lines["b, tokens"].get_marker()
+
+
 def test_two_files_of_one_run_are_told_apart(tmp_path):
     paths = [losses(tmp_path / name) for name in ("a.json", "b.json")]
     assert set(lines_of(draw(*paths))) == {*map(str, paths), "training length"}

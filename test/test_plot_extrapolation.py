@@ -1,0 +1,142 @@
+"""The figure of extrapolation: which curves are flat, the inset, seeds, and what is refused."""
+
+import numpy as np
+import pytest
+
+import plot
+import plot_eval
+import plot_extrapolation as extrapolation
+from console import DataError
+from fabricated_run import fails, no_figure_stays_open  # fixtures
+from test_plot_eval import answers, losses
+
+FLAT = ((128, 1.50), (512, 1.48), (2048, 1.47))
+BROKEN = ((128, 1.49), (512, 2.50), (2048, 5.00))
+
+
+def evaluations_of(*paths):
+    return [plot_eval.Evaluation(path) for path in paths]
+
+
+def draw(*paths):
+    return extrapolation.draw_extrapolation(evaluations_of(*paths))
+
+
+def curves(axes):
+    return {line.get_label(): line for line in axes.lines if len(line.get_xdata()) > 2}
+
+
+def test_all_curves_are_in_the_axes_and_the_flat_ones_in_the_inset(tmp_path):
+    flat = losses(tmp_path / "a.json", FLAT, run="flat")
+    broken = losses(tmp_path / "b.json", BROKEN, run="broken")
+    axes = draw(flat, broken).axes[0]
+    (inset,) = axes.child_axes
+    assert axes.get_yscale() == "log" and inset.get_yscale() == "linear"
+    assert set(curves(axes)) == {"flat", "broken"} and set(curves(inset)) == {"flat"}
+    for name, points in (("flat", FLAT), ("broken", BROKEN)):
+        line = curves(axes)[name]
+        assert list(line.get_xdata()) == [n for n, _ in points]
+        assert line.get_ydata() == pytest.approx(np.exp([nll for _, nll in points]))
+    one, other = curves(axes)["flat"], curves(inset)["flat"]
+    assert list(one.get_ydata()) == list(other.get_ydata())
+    for look in ("get_color", "get_linestyle", "get_marker"):
+        assert getattr(one, look)() == getattr(other, look)()
+        assert getattr(one, look)() != getattr(curves(axes)["broken"], look)()
+    training = [line for line in inset.lines if len(line.get_xdata()) == 2]
+    assert [list(line.get_xdata()) for line in training] == [[128, 128]]
+    assert "perplexity" in axes.get_ylabel() and "tokens" in axes.get_xlabel()
+
+
+def test_no_curve_passes_behind_the_inset(tmp_path):
+    steep = ((128, 1.5), (256, 6.0), (2048, 7.0))
+    figure = draw(losses(tmp_path / "a.json", FLAT, run="flat"), losses(tmp_path / "b.json", steep, run="b"))
+    axes = figure.axes[0]
+    figure.canvas.draw()
+    left, bottom, width, _ = extrapolation.INSET
+    to_axes = axes.transData + axes.transAxes.inverted()
+    x = np.geomspace(128, 2048, 200)
+    y = np.exp(np.interp(np.log(x), np.log([n for n, _ in steep]), [nll for _, nll in steep]))
+    shares = to_axes.transform(np.column_stack([x, y]))
+    behind = shares[shares[:, 0] <= left + width]
+    assert len(behind) > 50 and behind[:, 1].max() < bottom
+    assert shares[:, 1].max() < 1
+
+
+def test_a_linear_axis_alone_if_all_are_flat_and_no_inset_if_none_is(tmp_path):
+    flat = draw(losses(tmp_path / "a.json", FLAT)).axes[0]
+    assert flat.get_yscale() == "linear" and not flat.child_axes
+    broken = draw(losses(tmp_path / "b.json", BROKEN)).axes[0]
+    assert broken.get_yscale() == "log" and not broken.child_axes
+
+
+def test_flat_is_a_factor_of_at_most_a_quarter_more(tmp_path):
+    for factor, is_flat in [(1.249, True), (1.251, False)]:
+        path = losses(tmp_path / "a.json", ((128, 1.0), (512, 1.0 + np.log(factor))))
+        assert extrapolation.curves_of(evaluations_of(path))[0].is_flat == is_flat
+
+
+def seed_files(tmp_path, configs=({}, {})):
+    paths = []
+    for n, config in enumerate(configs, 1):
+        folder = tmp_path / f"m_seed{n}"
+        folder.mkdir()
+        if config is not None:
+            keys = {"seed": n, "steps": 5} | config
+            lines = ["[train]", *(f"{key} = {value}" for key, value in keys.items())]
+            (folder / "config.toml").write_text("\n".join(lines))
+        points = ((128, 1.0 + n / 10), (512, 1.2 + n / 5))
+        paths.append(losses(folder / "eval.json", points, run=f"m_seed{n}"))
+    return paths
+
+
+def test_seeds_of_one_model_are_one_curve_with_a_band(tmp_path):
+    other = losses(tmp_path / "c.json", BROKEN, run="rope_seed1")  # alone: keeps its name
+    figure = draw(*seed_files(tmp_path), other)
+    axes = figure.axes[0]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["m (mean of 2 seeds)", "rope_seed1", "training length"]
+    mean = next(line for line in axes.lines if line.get_label() == labels[0])
+    assert mean.get_ydata() == pytest.approx(np.exp([1.15, 1.5]))  # of the mean losses
+    (band,) = axes.collections
+    edges = band.get_paths()[0].vertices
+    assert edges[:, 1].min() == pytest.approx(np.exp(1.1)) and edges[:, 1].max() == pytest.approx(np.exp(1.6))
+
+
+def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
+    one, other = seed_files(tmp_path, ({}, {"steps": 6}))
+    with pytest.raises(DataError, match=r"different settings: train\.steps"):
+        draw(one, other)
+    (other.parent / "config.toml").unlink()  # nothing says otherwise
+    draw(one, other)
+    (other.parent / "config.toml").write_text("steps = [")
+    with pytest.raises(DataError, match="config.toml"):
+        draw(one, other)
+    (other.parent / "config.toml").unlink()
+    with pytest.raises(DataError, match="evaluated at different lengths"):
+        draw(one, losses(other, FLAT, run="m_seed2"))
+    with pytest.raises(DataError, match="trained at different lengths"):
+        draw(one, losses(other, ((128, 1.0), (512, 1.0)), run="m_seed2", train_length=64))
+
+
+def test_what_has_no_perplexity_is_refused(tmp_path, fails):
+    task = answers(tmp_path / "a.json", [(256, None, 0.5, 0.25)])
+    assert "plot.py eval" in fails(3, "extrapolation", task)
+    assert "has diverged" in fails(3, "extrapolation", losses(tmp_path / "b.json", ((128, None),)))
+    (tmp_path / "c.json").write_text("{")
+    assert "eval --json" in fails(3, "extrapolation", tmp_path / "c.json")
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_length_without_a_finite_loss_leaves_a_gap(tmp_path):
+    path = losses(tmp_path / "a.json", ((128, 1.0), (512, None), (2048, 1.1)))
+    (curve,) = extrapolation.curves_of(evaluations_of(path))
+    assert np.isnan(curve.perplexity).tolist() == [False, True, False] and not curve.is_flat
+    draw(path, losses(tmp_path / "b.json", FLAT, run="flat"))
+
+
+def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, capsys):
+    path = losses(tmp_path / "a.json", FLAT)
+    assert plot.main(["extrapolation", str(path)]) == 0
+    where, sentence = capsys.readouterr().out.splitlines()
+    assert where == str(tmp_path / "a_extrapolation.png")
+    assert sentence == "mine: perplexity 4.482 at 128 and 4.349 at 2,048, flat."
