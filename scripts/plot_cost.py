@@ -8,8 +8,9 @@ import numpy as np
 from console import DataError, UsageError, one_line
 from figure_file import COLOURS, REFERENCE, STYLE, literal, plt, wrapped
 from plot_loss import names_of
-from run_reader import finite, read_bytes, read_json, read_metrics, read_summary, step_folders
+from run_reader import finite, is_count, read_bytes, read_json, read_metrics, read_summary, step_folders
 
+LONGEST_STEP = 1e12  # ms; no step takes 30 years
 WARM_UP_STEPS = 2  # the first of a run; the program leaves them out of its speeds too
 LARGEST_CONFIG = 1 << 20  # bytes
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo")
@@ -77,6 +78,7 @@ def step_times(run, tokens):
     """Milliseconds of each step, without the first ones where there are others."""
     speeds = [finite(line.get("tokens_per_second")) for line in read_metrics(run)]
     times = np.array([1000 * tokens / speed for speed in speeds if speed > 0])
+    times = times[times < LONGEST_STEP]
     if not len(times):
         raise DataError(f"{Path(run) / 'metrics.jsonl'}: no step has tokens_per_second")
     return times[WARM_UP_STEPS:] if len(times) > WARM_UP_STEPS else times
@@ -92,7 +94,7 @@ def cost_of(run, name):
         )
     conditions = conditions_of(run, config, summary)
     sizes = conditions["sequences a step (train.batch)"], conditions["tokens a sequence (data.seq_len)"]
-    if not all(type(size) is int and size > 0 for size in sizes):
+    if not all(is_count(size) and size > 0 for size in sizes):
         raise DataError(f"{Path(run) / 'config.toml'}: train.batch and data.seq_len must be counts")
     memory = finite(summary.get("memory_bytes"))
     return Cost(
@@ -149,7 +151,8 @@ def draw_cost(costs, title):
         ([cost.speed for cost in costs], "tokens/s", lambda value: f"{value:,.0f}"),
     ]
     if not without_memory(costs):
-        mebibytes, label = [cost.memory / 2**20 for cost in costs], "memory allocated for training\n(MiB a rank)"
+        mebibytes = [cost.memory / 2**20 for cost in costs]
+        label = "memory allocated for training\n(MiB a rank)"
         panels.append((mebibytes, label, lambda value: f"{value:,.1f}"))
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(

@@ -1,6 +1,7 @@
 """Completions of a genome beside the truth: GC content, matches and the bases themselves."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from run_reader import is_count, read_json
 
 FILE = "completions.json"
 MOST_PROMPTS = 6  # of a figure
+MOST_COMPLETIONS = 8  # of a prompt that are drawn; its numbers are of all
+MOST_LETTERS = 600  # bases of each that are spelled out
 COLUMNS = 100  # letters of a line
 CHANCE = 0.25  # share of matches of bases drawn at random
 COLOUR_OF = dict(zip(BASES, (COLOURS[2], COLOURS[0], COLOURS[1], "#999999", COLOURS[3]), strict=True))
@@ -25,9 +28,23 @@ class Prompt:
 
     number: int
     place: str
-    truth: str
+    truth: str  # how the data go on
     texts: list
     window: int
+
+    @property
+    def spelled(self):
+        """The sequences that are written in letters, the truth first."""
+        return [sequence[:MOST_LETTERS] for sequence in (self.truth, *self.texts[:MOST_COMPLETIONS])]
+
+    @property
+    def title(self):
+        shown = f"prompt {self.number}: {self.place}"
+        if len(self.texts) > MOST_COMPLETIONS:
+            shown += f"; {MOST_COMPLETIONS} of {len(self.texts)} completions"
+        if len(self.truth) > MOST_LETTERS:
+            shown += f"; the first {MOST_LETTERS} bases in letters"
+        return shown
 
     @property
     def correlations(self):
@@ -84,7 +101,8 @@ def draw_gc(axes, prompt):
     """GC content of the windows by their first base, in percent."""
     truth = 100 * gc_content(prompt.truth, prompt.window)
     axes.plot(truth, color="#000000", linewidth=2, label="truth")
-    for n, (text, r) in enumerate(zip(prompt.texts, prompt.correlations, strict=True)):
+    pairs = zip(prompt.texts, prompt.correlations, strict=True)
+    for n, (text, r) in enumerate(islice(pairs, MOST_COMPLETIONS)):
         style = {"color": COLOURS[n % 4], "linestyle": LINES[1 + n % (len(LINES) - 1)], "linewidth": 1.3}
         said = "r: none, constant" if r is None else f"r = {r:.2f}"
         curve = 100 * gc_content(text, prompt.window)
@@ -92,7 +110,7 @@ def draw_gc(axes, prompt):
     axes.set_ylabel(f"GC (%), windows of {prompt.window}")
     axes.set_xlim(0, len(prompt.truth))
     axes.set_ylim(0, 100)
-    axes.set_title(f"prompt {prompt.number}: {prompt.place}", loc="left", fontsize=9, parse_math=False)
+    axes.set_title(prompt.title, loc="left", fontsize=9, parse_math=False)
     axes.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), frameon=False, fontsize=8)
 
 
@@ -117,9 +135,9 @@ def draw_matches(axes, prompt):
 
 def draw_letters(axes, prompt):
     """Lines of 100 bases: the truth, and below it each completion, filled where it has the truth's base."""
-    sequences = [prompt.truth, *prompt.texts]
+    sequences = prompt.spelled
     lines = len(sequences)
-    blocks = -(-len(prompt.truth) // COLUMNS)
+    blocks = -(-len(sequences[0]) // COLUMNS)
     height = blocks * (lines + 1) - 1  # an empty line between blocks
     cells = np.ones((height, COLUMNS, 3))
     labels = {}
@@ -134,6 +152,7 @@ def draw_letters(axes, prompt):
                 axes.text(
                     column, row, base, ha="center", va="center_baseline", fontsize=6.5, family="monospace",
                     color="#000000" if is_match else COLOUR_OF[base], weight="bold" if is_match else "normal",
+                    in_layout=False,
                 )  # fmt: skip
     axes.imshow(cells, aspect="auto", interpolation="nearest")
     axes.set_yticks(list(labels), labels.values(), fontsize=7)
@@ -149,7 +168,7 @@ def draw_letters(axes, prompt):
 
 def draw_genome(prompts, title):
     """Three panels a prompt, one below the other."""
-    lines = [-(-len(prompt.truth) // COLUMNS) * (len(prompt.texts) + 2) for prompt in prompts]
+    lines = [-(-len(prompt.spelled[0]) // COLUMNS) * (len(prompt.spelled) + 1) for prompt in prompts]
     heights = [height for lines_of_one in lines for height in (1.9, 1.4, 0.19 * lines_of_one + 0.1)]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(

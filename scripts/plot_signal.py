@@ -7,7 +7,7 @@ from analysis_reader import Analysis, command_for, open_analysis
 from console import DataError, UsageError
 from figure_file import GRID, REFERENCE, STYLE, layer_colours, legend_below, literal, plt, wrapped
 from plot_loss import names_of
-from plot_sink import chosen_layers
+from plot_sink import check_layer
 
 QUANTITIES = (  # the last dimension of signal_vs_sink.npy
     ("omega", r"content range $\omega$ (nats)"),
@@ -31,7 +31,7 @@ class Signal:
 def signal_of(run, name, layer, warn):
     """Of all layers, a curve each; of one layer its heads, a curve each."""
     analysis = open_analysis(run, warn)
-    chosen_layers(layer, analysis)
+    check_layer(layer, analysis)
     if not analysis.has("signal_vs_sink.npy"):
         raise UsageError(
             f"{analysis.folder}: has no signal_vs_sink.npy, the run's validation data was not found; make it "

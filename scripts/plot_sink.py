@@ -9,6 +9,7 @@ from figure_file import ACCENT, COLOURS, GRID, LINE, MARKERS, STYLE, heading, le
 
 MOST_PANELS = 200
 MOST_COLUMNS = 8  # where the heads of one layer are in several rows
+MOST_POINTS = 4096  # of a curve; of longer ones every second, third, ... key is drawn
 LINEAR = 1.0  # nats around zero that stay linear where the axis is logarithmic
 LARGE = 10.0  # nats; where u(j) goes beyond, the axis is logarithmic
 PARTS = {  # name in the legend, and how the line looks
@@ -39,22 +40,22 @@ class SinkParts:
         return -(-heads // columns), columns
 
 
-def chosen_layers(layer, analysis):
+def check_layer(layer, analysis):
     if layer is not None and not 0 <= layer < analysis.layers:
         raise UsageError(f"--layer {layer}: {analysis.run} has the layers 0 to {analysis.layers - 1}")
-    return list(range(analysis.layers)) if layer is None else [layer]
 
 
 def sink_parts(run, layer=None, warn=lambda message: None):
     """The curves of a layer, or of all. Raises UsageError, DataError."""
     analysis = open_analysis(run, warn)
-    layers = chosen_layers(layer, analysis)
-    panels = len(layers) * analysis.heads
+    check_layer(layer, analysis)
+    panels = analysis.heads * (analysis.layers if layer is None else 1)
     if panels > MOST_PANELS:
         raise UsageError(
             f"{run}: {panels} heads are more than a figure has room for (at most {MOST_PANELS}); "
             "draw one layer: --layer L"
         )
+    layers = range(analysis.layers) if layer is None else [layer]
     if not analysis.has("sink.npy"):
         raise UsageError(
             f"{run}: model.attention is '{analysis.attention}', which adds no key bias u(j); nothing to draw"
@@ -67,15 +68,16 @@ def sink_parts(run, layer=None, warn=lambda message: None):
             f"{analysis.folder}: sink.npy is not the sum of slope, MLP and bump; the files are of different "
             f"analyses; make them anew with: {command_for(run)}"
         )
-    return SinkParts(analysis, layers, parts)
+    return SinkParts(analysis, list(layers), parts)
 
 
 def draw_panel(axes, parts, layer, head):
     axes.axhline(0, color=GRID, linewidth=0.8, zorder=0)
     for name, (label, style) in PARTS.items():
         values = parts[name][layer, head]
-        shown = values[:1] if name == "sink_bump" else values  # the bump is on the first key alone
-        axes.plot(np.arange(len(shown)), shown, label=label, **style)
+        keys = np.arange(0, len(values), -(-len(values) // MOST_POINTS))
+        keys = keys[:1] if name == "sink_bump" else keys  # the bump is on the first key alone
+        axes.plot(keys, values[keys], label=label, **style)
     axes.set_title(f"layer {layer}, head {head}", fontsize=8, pad=3)
     axes.tick_params(labelsize=7)
 

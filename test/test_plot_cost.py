@@ -133,6 +133,8 @@ def test_runs_that_do_not_say_enough_are_refused(tmp_path, fails):
         ("config.toml", b"\xff", 3, "config.toml"),
         ("config.toml", b"model = 1\n", 3, "lacks"),
         ("config.toml", b"[model]\n[data]\nseq_len = 8\n[train]\nbatch = 0\nmicro_batch = 1\n", 3, "counts"),
+        ("config.toml", b"[model]\n[data]\nseq_len = 1e9\n[train]\nbatch = 4\nmicro_batch = 1", 3, "counts"),
+        ("metrics.jsonl", b'{"step": 1, "tokens_per_second": 1e-320}\n', 3, "no step has"),
         ("summary.json", b"[]", 3, "expected a JSON object"),
         ("summary.json", b'{"device": "cpu"}', 3, "lacks 'device_description'"),
         ("metrics.jsonl", b"", 3, "no step has tokens_per_second"),

@@ -29,7 +29,7 @@ def curves(axes):
 def test_all_curves_are_in_the_axes_and_the_flat_ones_in_the_inset(tmp_path):
     flat = losses(tmp_path / "a.json", FLAT, run="flat")
     broken = losses(tmp_path / "b.json", BROKEN, run="broken")
-    axes = draw(flat, broken).axes[0]
+    axes = draw(broken, flat).axes[0]
     (inset,) = axes.child_axes
     assert axes.get_yscale() == "log" and inset.get_yscale() == "linear"
     assert set(curves(axes)) == {"flat", "broken"} and set(curves(inset)) == {"flat"}

@@ -80,7 +80,19 @@ def test_every_base_is_a_letter_filled_where_it_is_the_truths(run):
     assert list(axes.get_yticks()) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
-def test_the_first_prompts_are_drawn_or_one(run, capsys):
+def test_of_long_and_many_completions_the_first_are_spelled_out(run, monkeypatch):
+    (entry,) = write_completions(run)["prompts"]
+    monkeypatch.setattr(plot_genome, "MOST_COMPLETIONS", 2)
+    monkeypatch.setattr(plot_genome, "MOST_LETTERS", 110)
+    gc, share, letters = draw(run).axes
+    assert len(gc.lines) == 3 and len(letters.texts) == 3 * 110
+    heights = [bar.get_height() for bar in share.patches]
+    assert heights == pytest.approx(100 * np.array(entry["matches_by_position"]))  # of all
+    assert gc.get_title(loc="left").endswith("; 2 of 3 completions; the first 110 bases in letters")
+
+
+def test_the_first_prompts_are_drawn_or_one(run, capsys, monkeypatch):
+    monkeypatch.setattr(plot_genome, "MOST_PROMPTS", 2)
     write_completions(run, prompts=8)
     figure = draw(run)
     assert len(figure.axes) == 3 * plot_genome.MOST_PROMPTS and figure.get_suptitle() == "The $ title"

@@ -57,6 +57,15 @@ def test_large_biases_have_a_logarithmic_axis_and_the_title_says_so(run, rng):
     assert "logarithmic beyond" in figure.get_suptitle()
 
 
+def test_of_long_curves_some_keys_are_drawn(run, rng, monkeypatch):
+    monkeypatch.setattr(plot_sink, "MOST_POINTS", 15)
+    arrays = write_analysis(run, rng)
+    figure = plot_sink.draw_sink(plot_sink.sink_parts(run, layer=0), "x")
+    line = labelled(figure.axes[1])["MLP"]
+    assert list(line.get_xdata()) == list(range(0, LENGTH, 3))
+    assert np.array_equal(line.get_ydata(), arrays["sink_mlp"][0, 1, ::3])
+
+
 def test_one_layer_fills_rows_of_eight_heads(run, rng):
     write_analysis(run, rng, heads=11)
     sink = plot_sink.sink_parts(run, layer=1)
