@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
+from figure_file import plt  # before anything of matplotlib: it chooses the backend
 from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
 from plot_eval import Evaluation, describe_eval, draw_eval
 from plot_extrapolation import describe_extrapolation, draw_extrapolation
@@ -18,7 +18,7 @@ from run_reader import read_summary
 
 @dataclass(frozen=True)
 class Drawing:
-    figure: Figure
+    figure: plt.Figure
     path: Path
     sentences: list
 

@@ -94,16 +94,16 @@ def draw_sink(sink, title):
             layout="constrained", sharex=True, sharey="row",
         )  # fmt: skip
         heading(figure, title)
-        panels = [(layer, head) for layer in sink.layers for head in range(sink.analysis.heads)]
-        for axes, (layer, head) in zip(grid.flat, panels, strict=False):
-            draw_panel(axes, sink.parts, layer, head)
-        for axes in grid.flat[len(panels) :]:
-            axes.remove()
         for axes in grid[:, 0]:  # the others of a row share its scale
             axes.set_ylabel("nats (logarithmic)" if is_large else "nats")
             if is_large:
                 axes.set_yscale("symlog", linthresh=LINEAR)
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        panels = [(layer, head) for layer in sink.layers for head in range(sink.analysis.heads)]
+        for axes, (layer, head) in zip(grid.flat, panels, strict=False):
+            draw_panel(axes, sink.parts, layer, head)
+        for axes in grid.flat[len(panels) :]:
+            axes.remove()
         for column in range(columns):
             lowest = (len(panels) - 1 - column) // columns  # the last row may be short
             grid[lowest, column].set_xlabel("key j")

@@ -144,6 +144,14 @@ def test_prompts_and_truths_are_pieces_of_the_validation_data_without_n(genome, 
     assert found["mean_pearson_r"] == pytest.approx(np.mean([c["pearson_r"] for c in everything]))
 
 
+def test_pieces_do_not_overlap(tmp_path, rng):
+    write_shard(tmp_path / "val.bin", rng.choice([0, 1, 2, 4], size=260))
+    shard = open_shard(tmp_path / "val.bin")
+    for seed in range(10):
+        starts = sorted(start for _, start in genome_completions.draw_places([shard], 260, 50, 3, seed))
+        assert min(np.diff(starts)) >= 50 and starts[-1] + 50 <= 260
+
+
 def test_the_seed_decides_which_pieces(genome):
     one, again, other = (complete(genome, *OPTIONS[:-1], seed) for seed in (5, 5, 6))
     assert one == again
