@@ -1,6 +1,6 @@
 """The tensor-core attention kernels as nvcc compiled them, against attention_traits.cuh: what ptxas reports
 against each shape's budget, and the instructions in the machine code against the counts that the comments of
-kernels/cuda/attention/attention_*.cu derive by hand.
+kernels/cuda/attention/attention_*.cu and .cuh derive by hand.
 
 The traits' numbers come from a program compiled here against the header; registers and machine code from the
 objects of the build in GOAT_BUILD.
@@ -24,7 +24,16 @@ from kernel_report import ARCHITECTURES, Kernel, demangled, has_cuda, read_repor
 BUILD = REPOSITORY / os.environ.get("GOAT_BUILD", "build")
 OBJECTS = BUILD / "kernels/cuda/CMakeFiles/goat_cuda.dir"
 WHEELS = "lib/python3*/site-packages/nvidia/cu13"
-PASSES = ("forward", "backward_keys", "backward_queries")
+# Where the kernels of a pass stand, and the sources that compile them.
+PASSES = {
+    "forward": ("attention_forward.cu", ["attention_forward.cu"]),
+    "backward_keys": (
+        "attention_backward_keys.cuh",
+        [f"attention_backward_keys_{head_dim}.cu" for head_dim in (32, 64, 128)],
+    ),
+    "backward_queries": ("attention_backward_queries.cu", ["attention_backward_queries.cu"]),
+}
+SOURCES = [source for _, sources in PASSES.values() for source in sources]
 FAMILIES = ("large_shared", "small_shared")
 TERMS = ("none", "slope", "key_bias")
 HEAD_DIMS = (32, 64, 128)
@@ -158,16 +167,19 @@ def forms_of(traits):
                     yield Form(walk, head_dim, family, terms, True, adds_dq)
 
 
-def object_of(walk):
-    return OBJECTS / f"attention/attention_{walk}.cu.o"
+def object_of(source):
+    return OBJECTS / f"attention/{source}.o"
 
 
 @pytest.fixture(scope="module")
 def kernels():
-    reports = [(Path(f"{object_of(walk)}.kernels"), f"attention_{walk}.cu") for walk in PASSES]
     if not has_cuda(BUILD):
         pytest.skip(f"{BUILD} has no CUDA device: run make test CUDA=ON, or make cuda")
-    return [kernel for report, source in reports for kernel in read_report(report, source)]
+    return [
+        kernel
+        for source in SOURCES
+        for kernel in read_report(Path(f"{object_of(source)}.kernels"), source)
+    ]
 
 
 def budget_faults(kernel, form, shape):
@@ -305,9 +317,9 @@ def machine_code(kernels):
         pytest.skip("no cuobjdump: run scripts/setup.sh")
     environment = {**os.environ, "PATH": f"{Path(tool).parent}:{os.environ['PATH']}"}
     counts = {}
-    for walk in PASSES:
+    for source in SOURCES:
         listing = subprocess.run(
-            [tool, "-sass", object_of(walk)], capture_output=True, text=True, check=True, env=environment
+            [tool, "-sass", object_of(source)], capture_output=True, text=True, check=True, env=environment
         ).stdout
         found = count_instructions(listing)
         names = demangled([symbol for symbol, _ in found])
@@ -341,7 +353,7 @@ def test_the_machine_code_has_the_instructions_of_the_formulas(kernels, machine_
 def commented_counts(walk):
     """The rows `D = 64, large_shared[, with dQ]: HMMA 256, LDSM 80, LDGSTS 32` of a source's first
     comment."""
-    text = (REPOSITORY / f"kernels/cuda/attention/attention_{walk}.cu").read_text()
+    text = (REPOSITORY / "kernels/cuda/attention" / PASSES[walk][0]).read_text()
     rows = {}
     for match in re.finditer(
         r"^//   D = (\d+)(?:, (\w+_shared))?(, with dQ)?: HMMA (\d+), LDSM (\d+), LDGSTS (\d+)$",

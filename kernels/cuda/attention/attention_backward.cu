@@ -35,6 +35,25 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
+// Whether attention_backward_keys can take dq_sum.
+bool can_add_dq(int head_dim, Family family) {
+  bool possible = false;
+  with_tile_shape(
+      head_dim, family,
+      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
+        possible = has_dq_form<D, chosen>;
+      });
+  return possible;
+}
+
+void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                             float* dq_sum, Stream stream) {
+  with_tile_shape(arguments.head_dim, family,
+                  [&]<int D, class Chosen>(std::integral_constant<int, D>, Chosen) {
+                    attention_backward_keys_of<D>(arguments, batch, family, dq_sum, stream);
+                  });
+}
+
 constexpr int delta_threads = 256, delta_lanes = 8;
 
 // delta_lanes neighbouring lanes take one row (b, i, h). The rows are in memory order, so that a warp reads

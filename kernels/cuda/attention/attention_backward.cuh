@@ -8,13 +8,12 @@
 
 namespace goat::GOAT_TARGET {
 
-// The pass over keys: computes dk, dv, dk_lanes, dkey_bias, dslope. If dq_sum (layout: DqSums, zeroed) is
-// given, adds dS k to it by atomics.
-void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
-                             float* dq_sum, Stream stream);
-
-// Whether attention_backward_keys can take dq_sum.
-bool can_add_dq(int head_dim, Family family);
+// The pass over keys for head dimensions that are padded to D: computes dk, dv, dk_lanes, dkey_bias, dslope.
+// If dq_sum (layout: DqSums, zeroed) is given and there is a form with dQ (has_dq_form), adds dS k to it by
+// atomics.
+template <int D>
+void attention_backward_keys_of(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                                float* dq_sum, Stream stream);
 
 // The pass over queries: computes dq and dq_lanes, and corrects delta.
 void attention_backward_queries(const BackwardArguments<bf16>& arguments, int batch, Family family,

@@ -58,12 +58,17 @@ __device__ __forceinline__ void unrolled(Body&& body) {
   for (int i = 0; i < count; ++i) body(i);
 }
 
-// Calls body(step) for step, step - 1, .. last, and returns the step after them.
+// Calls body(step) for step, step - 1, .. last(), and returns the step after them.
+template <class Last, class Body>
+__device__ __forceinline__ int count_down_to(int step, Last&& last, Body&& body) {
+#pragma unroll 1
+  for (; step >= last(); --step) body(step);
+  return step;
+}
 template <class Body>
 __device__ __forceinline__ int count_down(int step, int last, Body&& body) {
-#pragma unroll 1
-  for (; step >= last; --step) body(step);
-  return step;
+  return count_down_to(
+      step, [&] { return last; }, body);
 }
 
 // Whether the forward pass computes the addresses of K and V again in every step. With 192 accumulators this
@@ -77,10 +82,11 @@ struct KeysChoices {
   // lse and delta of the next step are fetched and stored at the beginning of a step. Otherwise they are
   // fetched when P and dS are computed and stored at the end. The key bias is fetched between the products
   // for dV and dK.
-  static constexpr bool early_scalars =
-      !deterministic && kind != Terms::key_bias && !(kind == Terms::slope && family == Family::small_shared);
+  static constexpr bool early_scalars = !deterministic && kind == Terms::none;
   // The addresses for dV and dK are computed again, after those for P and dS.
   static constexpr bool new_addresses = deterministic;
+  // The bounds of the walk are computed again at every step.
+  static constexpr bool new_bounds = kind == Terms::slope && family == Family::large_shared;
 };
 
 }  // namespace goat::GOAT_TARGET

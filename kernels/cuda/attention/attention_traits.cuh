@@ -136,9 +136,9 @@ struct BackwardQueriesShape {
 };
 
 // 8 warps, one block on a multiprocessor, up to 255 registers. The default form spills no bytes (ptxas 13.0),
-// except for D = 128 on sm_80: 4 with a key bias, 24 with the prior. The form with dQ spills none either,
-// except with the prior for D = 128 (at most 96 bytes; 44 for D = 64 on sm_80) and with a key bias for D >=
-// 64 (at most 116). Forms for heads that share keys spill up to 140 bytes.
+// except for D = 128 with a key bias on sm_80: 4. The form with dQ spills none either, except for D = 128
+// with the prior (at most 64 bytes) and for D >= 64 with a key bias (at most 116). Forms for heads that share
+// keys spill up to 140 bytes.
 template <int D, Family family>
 struct BackwardKeysTraits;
 // 128 accumulators, 34 KiB (66 KiB with dQ)

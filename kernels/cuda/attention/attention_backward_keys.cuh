@@ -31,7 +31,8 @@
 // The kernel contains the step twice (with and without a mask), the copies of K and V (keys
 // D / (4 threads)) and the copies of the first Q and dO. It contains the products of dQ three times: in
 // both steps (for the previous step) and after the last step. test/test_cuda_sass.py counts these
-// instructions in the machine code.
+// instructions in the machine code. Each attention_backward_keys_D.cu compiles the kernels for one D, so that
+// the three are compiled at the same time.
 //   D = 32: HMMA 128, LDSM 48, LDGSTS 10
 //   D = 32, with dQ: HMMA 176, LDSM 96, LDGSTS 10
 //   D = 64: HMMA 256, LDSM 96, LDGSTS 20
@@ -39,6 +40,8 @@
 //   D = 128, large_shared: HMMA 512, LDSM 288, LDGSTS 40
 //   D = 128, large_shared, with dQ: HMMA 704, LDSM 408, LDGSTS 40
 //   D = 128, small_shared: HMMA 256, LDSM 160, LDGSTS 32
+#pragma once
+
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention_backward_keys_sums.cuh"
@@ -93,8 +96,7 @@ __device__ __forceinline__ void mask(Fragments<key_tiles, query_tiles>& p, int f
   });
 }
 
-// What a block owns, and the walk over the queries. Steps [full, steps) need no mask. No query of a step
-// below `first` sees these keys.
+// What a block owns, and the walk over the queries.
 template <int D, Family family, Terms kind, bool grouped, bool deterministic>
 struct KeysBlock {
   static constexpr bool prior = kind != Terms::none, has_key_bias = kind == Terms::key_bias;
@@ -109,7 +111,7 @@ struct KeysBlock {
   const float scale2;
   float* const dq_sum;
   const KeysMemory<Shape> memory;
-  const int offset, steps, first, full;  // offset: i' - i
+  const int offset, steps, first, full;  // offset: i' - i. The bounds of the walk, without new_bounds.
   const int member;                      // the head of q, counted from the first of its group
 
   __device__ __forceinline__ KeysBlock(const BackwardArguments<bf16>& arguments_, float scale2_,
@@ -118,38 +120,55 @@ struct KeysBlock {
         scale2(scale2_),
         dq_sum(dq_sum_),
         offset(arguments.keys - arguments.queries),
-        steps((arguments.queries + queries - 1) / queries),
-        first(arguments.causal ? max(first_key() - offset, 0) / queries : 0),
-        full(first_key() + keys > arguments.keys ? steps
-             : arguments.causal ? (max(first_key() + keys - 1 - offset, 0) + queries - 1) / queries
-                                : 0),
+        steps(step_count()),
+        first(Choices::new_bounds ? 0 : first_step()),
+        full(Choices::new_bounds ? 0 : max(full_step(), first)),
         member(member_) {}
 
   __device__ __forceinline__ int head_now() const {
     return grouped ? block_index_now(1) * arguments.groups.size + opaque(member) : block_index_now(1);
   }
   static __device__ __forceinline__ int key_head_now() { return block_index_now(1); }
-  static __device__ __forceinline__ int first_key() { return static_cast<int>(blockIdx.x) * keys; }
-
   static __device__ __forceinline__ int first_key_now() { return tile_now() * keys; }
   __device__ __forceinline__ float slope_now() const {
     return prior && arguments.slope ? arguments.slope[head_now()] : 0.0f;
   }
 
+  // The steps of a walk are [0, step_count()). Those from full_step() on need no mask. No query of a step
+  // below first_step() sees these keys.
+  __device__ __forceinline__ int step_count() const { return (arguments.queries + queries - 1) / queries; }
+  static __device__ __forceinline__ int first_key() {
+    return Choices::new_bounds ? first_key_now() : static_cast<int>(blockIdx.x) * keys;
+  }
+  __device__ __forceinline__ int first_step() const {
+    return arguments.causal ? max(first_key() - offset, 0) / queries : 0;
+  }
+  __device__ __forceinline__ int full_step() const {
+    const int end = first_key() + keys;
+    return end > arguments.keys ? step_count()
+           : arguments.causal   ? (max(end - 1 - offset, 0) + queries - 1) / queries
+                                : 0;
+  }
+  // The same, from registers or with new_bounds computed at this point.
+  __device__ __forceinline__ int steps_now() const { return Choices::new_bounds ? step_count() : steps; }
+  __device__ __forceinline__ int first_now() const { return Choices::new_bounds ? first_step() : first; }
+  __device__ __forceinline__ int full_now() const { return Choices::new_bounds ? full_step() : full; }
+
   // One head: S and dS are formed for one tile of queries after another.
   __device__ __forceinline__ void walk(KeySums<Shape>& sums, Priors& prior_sums) const {
     if constexpr (prior) store_key_terms();
-    load_queries<true>(steps - 1);  // only this tile can reach beyond the queries
-    QueryScalars last = fetch_scalars(steps - 1);
-    if constexpr (has_key_bias) last.bias = fetch_bias(steps - 1);
-    store_scalars(steps - 1, last);
-    const int unmasked = max(full, first);
-    const int step =
-        count_down(steps - 1, unmasked, [&](int n) { take_queries<false>(n, sums, prior_sums); });
-    count_down(step, first, [&](int n) { take_queries<true>(n, sums, prior_sums); });
-    if (!deterministic && first < steps) {
+    load_queries<true>(steps_now() - 1);  // only this tile can reach beyond the queries
+    QueryScalars last = fetch_scalars(steps_now() - 1);
+    if constexpr (has_key_bias) last.bias = fetch_bias(steps_now() - 1);
+    store_scalars(steps_now() - 1, last);
+    int step = steps_now() - 1;
+    step = count_down_to(
+        step, [&] { return full_now(); }, [&](int n) { take_queries<false>(n, sums, prior_sums); });
+    count_down_to(
+        step, [&] { return first_now(); }, [&](int n) { take_queries<true>(n, sums, prior_sums); });
+    if (!deterministic && first_now() < steps_now()) {
       __syncthreads();  // the last dS^T has come
-      add_dq(first);
+      add_dq(first_now());
     }
   }
 
@@ -157,12 +176,12 @@ struct KeysBlock {
   // share of the step before it (step + 1), so that the one barrier of a step is enough.
   template <bool masked>
   __device__ __forceinline__ void take_queries(int step, KeySums<Shape>& sums, Priors& prior_sums) const {
-    const bool another = step > first;
+    const bool another = step > first_now();
     QueryScalars next;  // set only if there is another step
     copy_async_wait<0>();
     __syncthreads();  // tile `step` has come, and no thread reads the tile that the next copy overwrites
     if (Choices::early_scalars && another) next = fetch_scalars(step - 1);
-    if (!deterministic && step + 1 < steps) add_dq(step + 1);
+    if (!deterministic && step + 1 < steps_now()) add_dq(step + 1);
     if (another) load_queries<false>(step - 1);
     if (Choices::early_scalars && another) store_scalars(step - 1, next);
 
@@ -396,23 +415,13 @@ void launch_keys(const BackwardArguments<bf16>& arguments, int batch, float* dq_
 
 }  // namespace
 
-bool can_add_dq(int head_dim, Family family) {
-  bool possible = false;
-  with_tile_shape(
-      head_dim, family,
-      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-        possible = has_dq_form<D, chosen>;
-      });
-  return possible;
-}
-
-void attention_backward_keys(const BackwardArguments<bf16>& arguments, int batch, Family family,
-                             float* dq_sum, Stream stream) {
-  with_tile_shape(
-      arguments.head_dim, family,
-      [&]<int D, Family chosen>(std::integral_constant<int, D>, std::integral_constant<Family, chosen>) {
-        launch_keys<D, chosen>(arguments, batch, dq_sum, stream);
-      });
+template <int D>
+void attention_backward_keys_of(const BackwardArguments<bf16>& arguments, int batch, Family family,
+                                float* dq_sum, Stream stream) {
+  if (family == Family::large_shared)
+    launch_keys<D, Family::large_shared>(arguments, batch, dq_sum, stream);
+  else
+    launch_keys<D, Family::small_shared>(arguments, batch, dq_sum, stream);
 }
 
 }  // namespace goat::GOAT_TARGET
