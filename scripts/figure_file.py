@@ -148,15 +148,15 @@ def is_standard_output(path):
         return False
 
 
-def check_figure_path(path):
-    """Refuses what cannot become a figure, before anything is drawn."""
+def check_output_path(path):
+    """Refuses what cannot become a file, before anything is computed for it."""
     if path.is_dir():
         raise UsageError(
             f"--out {path}: is a folder; give the name of a file in it, as {path / 'figure.png'}"
         )
     if is_standard_output(path) and not os.path.samestat(path.stat(), os.stat(os.devnull)):
         raise UsageError(
-            f"--out {path}: is where the sentences about the figure go; give a file or another pipe"
+            f"--out {path}: is where the sentences about the file go; give a file or another pipe"
         )
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -166,26 +166,41 @@ def check_figure_path(path):
         parent = parent.parent
     if not parent.is_dir():
         raise UsageError(f"--out {path}: {parent} is not a folder")
+
+
+def check_figure_path(path):
+    """Refuses what cannot become a figure, before anything is drawn."""
+    check_output_path(path)
     format_of(path)
+
+
+def picture_of(figure, picture_format, **options):
+    """The figure's bytes, with the options of savefig."""
+    picture = io.BytesIO()
+    dpi = min(DPI, MOST_PIXELS / max(figure.get_size_inches()))
+    figure.savefig(picture, format=picture_format, dpi=dpi, metadata=UNDATED.get(picture_format), **options)
+    return picture.getvalue()
 
 
 def write_figure(figure, path):
     """Writes the figure to `path` and closes it. Where that fails, the file that was there stays."""
-    picture = io.BytesIO()
-    dpi = min(DPI, MOST_PIXELS / max(figure.get_size_inches()))
-    ending = format_of(path)
     try:
-        figure.savefig(picture, format=ending, dpi=dpi, metadata=UNDATED.get(ending))
+        picture = picture_of(figure, format_of(path))
     finally:
         plt.close(figure)
+    write_output(path, picture, "figure")
+
+
+def write_output(path, contents, what):
+    """Writes to a pipe or device, or puts a new file in the place of `path`."""
     try:
         if is_special(path):
-            path.write_bytes(picture.getbuffer())
+            path.write_bytes(contents)
         else:
-            replace_file(Path(os.path.realpath(path)), picture.getbuffer())
+            replace_file(Path(os.path.realpath(path)), contents)
     except OSError as error:
         raise ScriptError(
-            f"{path}: cannot write the figure: {error.strerror}; --out names another place"
+            f"{path}: cannot write the {what}: {error.strerror}; --out names another place"
         ) from None
 
 

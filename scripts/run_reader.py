@@ -298,6 +298,15 @@ def open_checkpoint(path, step, warn):
     return read_checkpoint(folders[step])
 
 
+def check_run_folder(path):
+    """Refuses what is no folder of a run, begun or finished."""
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "no such folder"
+        raise UsageError(f"{path}: {problem}; expected the one given to train_gpt_goat --out")
+    if not (path / "config.toml").exists() and not (path / "metrics.jsonl").exists():
+        raise UsageError(f"{path}: holds no run (config.toml, metrics.jsonl)")
+
+
 # Metrics
 
 

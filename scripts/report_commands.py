@@ -1,0 +1,126 @@
+"""The commands that repeat a run: its training, its evaluation, its figures."""
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from report_runs import CONFIG, EVALUATION, flat
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM, PYTHON = "./train_gpt_goat", ".venv/bin/python"
+ANSWER_SECONDS = 20
+
+
+def program_path():
+    return os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat")
+
+
+def ask_program(program, *words):
+    """What the program prints, or None where it cannot be asked."""
+    options = {"capture_output": True, "text": True, "check": True, "timeout": ANSWER_SECONDS}
+    try:
+        return subprocess.run([program, *words], stdin=subprocess.DEVNULL, **options).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def config_of(program, preset, settings=()):
+    """The config that a preset and --set words mean, or None."""
+    text = ask_program(program, "--config", preset, *settings, "--print-config")
+    try:
+        return None if text is None else flat(tomllib.loads(text))
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+@cache
+def presets_of(program):
+    """{name: config} of the presets in the program."""
+    lines = (ask_program(program, "--list-configs") or "").splitlines()
+    names = [line.split()[0] for line in lines if line.strip()]
+    return {name: config for name in names if (config := config_of(program, name)) is not None}
+
+
+def changed(config, preset):
+    return {key: value for key, value in config.items() if preset.get(key) != value}
+
+
+def as_settings(values):
+    def text(value):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [word for key, value in values.items() for word in ("--set", f"{key}={text(value)}")]
+
+
+def nearest_preset(config):
+    """(name, the --set words that turn it into this config) of the preset that needs the fewest. None if the
+    program cannot be asked, or does not make the same config of them."""
+    program = program_path()
+    presets = presets_of(program)
+    if not config or not presets:
+        return None
+    name = min(presets, key=lambda name: len(changed(config, presets[name])))
+    settings = as_settings(changed(config, presets[name]))
+    made = config_of(program, name, settings)
+    return (name, settings) if made is not None and not changed(config, made) else None
+
+
+def training_commands(run):
+    """[(what it does, command)]"""
+    folder = run.folder if run.folder.name not in ("", "..") else run.folder.resolve()
+    out = ["--out", f"{folder}-again"]
+    start = ["--init-from", run.start["checkpoint"]] if "checkpoint" in run.start else []
+    commands = []
+    if (run.folder / CONFIG).exists():
+        words = [PROGRAM, "--config", f"{run.folder / CONFIG}", *start, *out]
+        commands.append(("Train it again, from the run's own config", shlex.join(map(str, words))))
+    if preset := nearest_preset(run.config):
+        name, settings = preset
+        words = [PROGRAM, "--config", name, *start, *out, *settings]
+        what = f"The same config, as changes to the preset {name}, the nearest"
+        commands.append((what, shlex.join(map(str, words))))
+    return commands
+
+
+def data_words(measured):
+    """--data, where other shards than the run's validation data were evaluated."""
+    named = re.match(r"shards '(.+)': ", str(measured.contents.get("data", "")))
+    validation = measured.run.config.get("data.val") if measured.run else None
+    if not named or (validation and Path("/", named[1]).match(str(validation))):
+        return []
+    return ["--data", *named[1].split(" ")] if " ... " not in named[1] else ["--data", named[1]]
+
+
+def evaluation_command(measured):
+    contents, rows = measured.contents, measured.evaluation.rows
+    words = [PROGRAM, "eval", "--checkpoint", contents["checkpoint"]]
+    words += ["--lengths", ",".join(str(n) for n in sorted({row["length"] for row in rows}))]
+    if measured.evaluation.is_task:
+        depths = sorted({row["depth"] for row in rows if "depth" in row})
+        words += ["--depths", ",".join(f"{depth:g}" for depth in depths)] if depths else []
+        words += ["--samples", rows[0]["samples"]] if "samples" in rows[0] else []
+    elif contents.get("protocol") == "paper":
+        words += ["--protocol", "paper"]
+    elif all("sequences" in row for row in rows):
+        words += ["--tokens", max(row["sequences"] * row["length"] for row in rows)]
+    json_file = measured.run.folder / EVALUATION if measured.run else EVALUATION
+    return shlex.join(map(str, [*words, *data_words(measured), "--json", json_file]))
+
+
+def figure_commands(runs, measured):
+    """[(what it draws, command)]"""
+    plot = [PYTHON, "scripts/plot.py"]
+    commands = []
+    if with_loss := [run.folder for run in runs if run.has_losses]:
+        commands.append(("Loss curves", [*plot, "loss", *with_loss]))
+    for run in runs:
+        for matrices, layer in run.priors:
+            words = [*plot, "prior", run.folder, "--checkpoint", matrices.step, "--layer", layer]
+            commands.append((f"Prior of {run.name}, layer {layer}", words))
+    for files in measured:
+        commands.append(("Evaluation", [*plot, "eval", *dict.fromkeys(each.file for each in files)]))
+    return [(what, shlex.join(map(str, words))) for what, words in commands]

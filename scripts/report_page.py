@@ -1,0 +1,320 @@
+"""The page of scripts/report.py, section by section."""
+
+import math
+from datetime import UTC, datetime
+
+from console import DataError, count, some
+from plot_eval import draw_eval
+from plot_loss import draw_loss
+from plot_prior import describe_prior, draw_prior
+from report_commands import evaluation_command, figure_commands, training_commands
+from report_html import document, element, number, picture, table
+from report_runs import EVALUATION, by_kind, differing_keys, last_sign_of_life
+from run_reader import finite, is_number
+
+ROUNDING = (
+    "Numbers are those of the runs' files, rounded: losses to 4 decimals, perplexities to 5 significant "
+    "digits, accuracies to 0.1 %, speeds, bytes and seconds to 4 significant digits; hours are cut to "
+    "minutes. Each stands unrounded in the page's source, as the value of its data element."
+)
+ABSENT = "\N{EN DASH}"
+
+
+# Numbers
+
+
+def rounded(value, form):
+    """A number of a file in this form; what is no finite number stays as it is."""
+    if not is_number(value):
+        return ABSENT if value is None else str(value)
+    return number(value, form(value)) if math.isfinite(finite(value)) else str(value)
+
+
+def significant(value, digits=4):
+    """1234.5 as 1,234 or 1,235, 0.0012345 as 0.001234 or 0.001235."""
+    decimals = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return (
+        f"{round(value, decimals):,.{max(decimals, 0)}f}" if -4 < decimals < 9 else f"{value:.{digits - 1}e}"
+    )
+
+
+def scaled(value, units, step):
+    """In the largest unit that leaves 1 or more."""
+    for unit in units[:-1]:
+        if abs(value) < step:
+            return f"{significant(value)} {unit}"
+        value /= step
+    return f"{significant(value)} {units[-1]}"
+
+
+def loss(value):
+    return rounded(value, lambda value: f"{value:.4f}")
+
+
+def whole(value):
+    return rounded(value, lambda value: f"{value:,}")
+
+
+def perplexity(row):
+    value = row.get("perplexity")
+    if value is None and not math.isnan(nll := finite(row["nll"])) and nll < 700:
+        value = math.exp(nll)
+    return rounded(value, lambda value: significant(value, 5))
+
+
+def percent(value):
+    return rounded(value, lambda value: f"{value:.1%}")
+
+
+def duration(value):
+    def text(seconds):
+        if seconds < 60:
+            return f"{significant(seconds)} s"
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+    return rounded(value, text)
+
+
+# Sections
+
+
+def status_of(run):
+    steps, planned = run.steps, run.planned_steps
+    if run.is_finished:
+        return "finished"
+    of = f" of {planned:,}" if is_number(planned) else ""
+    done = f"step {steps:,}{of}" if is_number(steps) else "no step yet"
+    seen = last_sign_of_life(run)
+    return f"not finished (in progress, or stopped): {done}" + (f"; last line written {seen}" if seen else "")
+
+
+def device_of(run):
+    names = [run.summary.get(key) for key in ("device", "device_description")]
+    return ": ".join(str(name) for name in names if name) or "not recorded before the end of a run"
+
+
+def start_of(run):
+    if not run.start:
+        return "random weights"
+    return f"weights of {run.start.get('checkpoint', 'another run')}"
+
+
+def best_of(run):
+    best = run.best_validation()
+    return f"{best[1]:.4f} at step {best[0]:,}" if best else ABSENT
+
+
+def said(items, css=""):
+    return element("ul", *(element("li", item) for item in items), css=css) if items else "none"
+
+
+def in_units(value, units, step):
+    return rounded(value, lambda value: scaled(value, units, step))
+
+
+BYTES = ["B", "KiB", "MiB", "GiB", "TiB"]
+FLOPS = [f"{prefix}FLOP/s" for prefix in ("", "k", "M", "G", "T", "P")]
+FACTS = {  # a row of the table of runs, and what it says of one
+    "folder": lambda run: str(run.folder),
+    "status": status_of,
+    "warnings": lambda run: said(run.warnings, "warning"),
+    "not there": lambda run: said(run.notes),
+    "steps": lambda run: whole(run.steps),
+    "tokens": lambda run: whole(run.latest("tokens")),
+    "parameters": lambda run: whole(run.summary.get("parameters")),
+    "of them the prior's": lambda run: whole(run.summary.get("parameters_prior")),
+    "start": start_of,
+    "device": device_of,
+    "precision": lambda run: run.state.get("precision") or ABSENT,
+    "program": lambda run: str(run.latest("program") or "version not recorded"),
+    "time": lambda run: duration(run.latest("seconds")),
+    "speed": lambda run: in_units(run.latest("tokens_per_second"), ["tokens/s"], 1000),
+    "arithmetic": lambda run: in_units(run.latest("flops_per_second"), FLOPS, 1000),
+    "MFU": lambda run: percent(run.latest("mfu")),
+    "memory": lambda run: in_units(run.latest("memory_bytes"), BYTES, 1024),
+    "skipped updates": lambda run: whole(run.summary.get("skipped_updates", sum(run.skipped().values()))),
+    "newest checkpoint": lambda run: run.checkpoint.folder.name if run.checkpoint else ABSENT,
+}
+LOSSES = {
+    "training, last step": lambda run: loss(run.latest("loss")),
+    "training, smoothed, at the end": lambda run: loss(float(run.smoothed_loss())),
+    "validation, last": lambda run: loss(run.latest("val_loss")),
+    "validation, lowest": best_of,
+    "best possible (Bayes-optimal)": lambda run: loss(run.latest("bayes_optimal_loss")),
+}
+
+
+def facts_table(runs, facts):
+    """A row for each fact that at least one run has."""
+    rows = [[what, *map(say, runs)] for what, say in facts.items()]
+    is_known = [any(said_of_run != ABSENT for said_of_run in cells) for _, *cells in rows]
+    return table(
+        ["", *(run.name for run in runs)], [row for row, known in zip(rows, is_known, strict=True) if known]
+    )
+
+
+def runs_section(runs):
+    yield facts_table(runs, FACTS)
+
+
+def shown(value):
+    """A value of a config."""
+    if value is None:
+        return ABSENT
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
+
+
+def config_section(runs):
+    differing = differing_keys(runs)
+    if len(runs) == 1:
+        yield element("p", "One run: there is nothing to compare. Its settings stand in its command below.")
+    elif not differing:
+        yield element("p", "The configs of the runs are the same.")
+    else:
+        rows = []
+        for section, keys in differing.items():
+            rows.append([f"[{section}]"])
+            rows += [[key, *map(shown, values)] for key, values in keys.items()]
+        note = f"Only keys that differ. {ABSENT}: the run's config lacks the key."
+        yield element("p", note, css="faint")
+        yield table(["key", *(run.name for run in runs)], rows)
+
+
+def loss_section(runs):
+    with_loss = [run for run in runs if run.has_losses]
+    if without := [run.name for run in runs if not run.has_losses]:
+        yield element("p", f"Without a finite loss: {some(without)}.")
+    if not with_loss:
+        return
+    caption = "Pale: every step. Strong: smoothed over a hundredth of the run. Points: validation."
+    names = some([run.name for run in with_loss])
+    figure = draw_loss([run.folder for run in with_loss])
+    yield picture(figure, f"Training and validation loss by step of {names}", caption)
+    yield facts_table(with_loss, {what: say for what, say in LOSSES.items()})
+
+
+def length_rows(measured, say):
+    lengths = sorted({row["length"] for each in measured for row in each.evaluation.rows})
+    rows = []
+    for each in measured:
+        cells = {row["length"]: say(row) for row in each.evaluation.rows}
+        rows.append([labelled(each, measured), *(cells.get(length, ABSENT) for length in lengths)])
+    return table(["length (tokens)", *(f"{length:,}" for length in lengths)], rows, "numbers")
+
+
+def labelled(each, measured):
+    """Its run, and the step or file where that is not enough."""
+    same = [other for other in measured if other.name == each.name]
+    label = f"{each.name}, step {each.contents['step']}" if "step" in each.contents else each.name
+    return label if len(same) == 1 else f"{label}, {each.evaluation.path}"
+
+
+def depth_table(each):
+    rows = each.evaluation.rows
+    lengths = sorted({row["length"] for row in rows})
+    depths = sorted({row["depth"] for row in rows if is_number(row.get("depth"))})
+    cells = {(row.get("depth"), row["length"]): percent(row["span_token_accuracy"]) for row in rows}
+    head = ["depth \\ length", *(f"{length:,}" for length in lengths)]
+    shown_rows = [[f"{depth:g}", *(cells.get((depth, n), ABSENT) for n in lengths)] for depth in depths]
+    return table(head, shown_rows, "numbers")
+
+
+def tables_of_kind(measured):
+    """(heading, table) of each table of evaluations of one kind."""
+    is_task, has_depths, task = measured[0].kind
+    task = f"{task}: " if task else ""
+    if has_depths:
+        for each in measured:
+            heading = f"{task}accuracy of the answers' tokens by depth and length, {labelled(each, measured)}"
+            yield heading, depth_table(each)
+    elif is_task:
+        for key, what in (("span_token_accuracy", "answers' tokens"), ("strict_accuracy", "whole answers")):
+            made = length_rows(measured, lambda row, key=key: percent(row.get(key)))
+            yield f"{task}accuracy of {what} by length", made
+    else:
+        yield "Perplexity by length", length_rows(measured, perplexity)
+
+
+def described(each):
+    """What was evaluated, in a line."""
+    said_of = each.contents
+    words = [f"trained at length {each.evaluation.train_length:,}"]
+    words += [
+        f"{key} {said_of[key]}" for key in ("protocol", "data", "device", "precision") if key in said_of
+    ]
+    if each.run is None:
+        words.append("a run that is not among those of this page")
+    return f"{each.evaluation.path}: {each.name}, {'; '.join(words)}."
+
+
+def evaluation_section(runs, measured):
+    without = [run.name for run in runs if not any(each.run is run for each in measured)]
+    if without:
+        how = f"train_gpt_goat eval --checkpoint RUN --json RUN/{EVALUATION} makes one"
+        yield element("p", f"Not evaluated, there is no {EVALUATION}: {some(without)}; {how}.")
+    for group in by_kind(measured):
+        for heading, made in tables_of_kind(group):
+            yield element("h3", heading)
+            yield made
+        names = some([each.name for each in group])
+        caption = f"As in the table: {names}."
+        try:
+            figure = draw_eval([each.evaluation for each in group])
+            yield picture(figure, f"Evaluation by length of {names}", caption)
+        except DataError as error:
+            yield element("p", f"No figure: {error}.")
+        yield said([described(each) for each in group], "faint")
+
+
+def prior_section(runs):
+    for run in runs:
+        for matrices, layer in run.priors:
+            title = f"Learned attention prior: {run.name}, layer {layer}, step {matrices.step}"
+            yield picture(draw_prior(matrices, title), title, describe_prior(matrices), "wide", ["png"])
+    if not any(run.priors for run in runs):
+        yield element("p", "No run has a learned prior that can be drawn.")
+
+
+def command_block(what, command):
+    return element("div", element("p", what, css="faint"), element("pre", element("code", command)))
+
+
+def command_section(runs, measured, own_command):
+    place = "Run them in the repository's folder, or with the paths as they are from there."
+    yield element(
+        "p", f"{place} A run that was resumed with other settings has the config of its last start."
+    )
+    for run in runs:
+        yield element("h3", run.name)
+        if folder := run.state.get("data", {}).get("working_folder"):
+            yield element("p", f"The training was started in {folder}.", css="faint")
+        yield from (command_block(*each) for each in training_commands(run))
+        for each in measured:
+            if each.run is run:
+                yield command_block("Evaluate it", evaluation_command(each))
+    yield element("h3", "Figures and this page")
+    yield from (command_block(*each) for each in figure_commands(runs, by_kind(measured)))
+    yield command_block("This page", own_command)
+
+
+def page(runs, measured, own_command):
+    """The bytes of the page."""
+    sections = {
+        "Runs": runs_section(runs),
+        "Differences of the configs": config_section(runs),
+        "Loss": loss_section(runs),
+        "Evaluation": evaluation_section(runs, measured),
+        "Learned prior": prior_section(runs),
+        "Commands": command_section(runs, measured, own_command),
+    }
+    title = f"{count(len(runs), 'run')}: {some([run.name for run in runs], 5)}"
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    body = element("body", element("h1", title), element("p", f"Written {now}. {ROUNDING}", css="faint"))
+    places = {name: f"s{place}" for place, name in enumerate(sections)}
+    links = (element("a", name, href=f"#{place}") for name, place in places.items())
+    body.append(element("nav", *links))
+    for name, contents in sections.items():
+        body.append(element("section", element("h2", name, id=places[name]), *contents))
+    return document(title, body)
