@@ -2,7 +2,7 @@
 # Installs what is missing on Debian 12 or Ubuntu 24.04, apt packages and a Python environment in .venv: scripts/setup.sh [quickstart|test|lint|hf]
 #   quickstart  what building, training and plotting need
 #   test        (default) also what the simulated GPU and its tests need: CUDA's headers (not nvcc) where there is no CUDA toolkit, and cuobjdump where
-#               nvcc comes without it, both as wheels in .venv
+#               nvcc comes without it, both as wheels in .venv; and TensorBoard, for test/test_tensorboard.py
 #   lint        also clang's tools, for make lint, make format and make fuzz
 #   hf          only PyTorch, transformers, lm_eval and goat-attention (6 GB), in an environment of their own, .venv-hf:
 #               test/test_hf_peer.py and test/test_goat_attention.py compare with them
@@ -44,6 +44,7 @@ elif [[ $purpose != quickstart ]]; then
   toolkit=$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/..
   [[ -e $toolkit/include/cuda_runtime.h || -e /usr/local/cuda/include/cuda_runtime.h || -e /usr/include/cuda_runtime.h ]] ||
     requirements+=(scripts/requirements_cuda_headers.txt)
+  requirements+=(scripts/requirements_tensorboard.txt)
   if [[ -x $toolkit/bin/nvcc && ! -x $toolkit/bin/cuobjdump ]] && ! command -v cuobjdump >/dev/null; then
     requirements+=(scripts/requirements_cuda_tools.txt)
   fi
