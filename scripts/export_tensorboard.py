@@ -194,9 +194,15 @@ def parse_arguments(words):
     return arguments
 
 
+def is_about_to_begin(run):
+    """Whether the folder holds nothing but the lock of a trainer before its first step."""
+    return run.is_dir() and all(path.name.startswith(".") for path in run.iterdir())
+
+
 def check_arguments(arguments):
     for run in arguments.runs:
-        check_run_folder(run)
+        if not (arguments.follow and is_about_to_begin(run)):
+            check_run_folder(run)
     names = [run.resolve().name for run in arguments.runs]
     if twice := {name for name in names if names.count(name) > 1}:
         which = console.some(sorted(twice))

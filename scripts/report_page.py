@@ -208,7 +208,7 @@ def labelled(each, measured):
     """Its run, and the step or file where that is not enough."""
     same = [other for other in measured if other.name == each.name]
     label = f"{each.name}, step {each.contents['step']}" if "step" in each.contents else each.name
-    return label if len(same) == 1 else f"{label}, {each.evaluation.path}"
+    return label if len(same) == 1 else f"{label}, {each.where}"
 
 
 def depth_table(each):
@@ -223,8 +223,8 @@ def depth_table(each):
 
 def tables_of_kind(measured):
     """(heading, table) of each table of evaluations of one kind."""
-    is_task, has_depths, task = measured[0].kind
-    task = f"{task}: " if task else ""
+    is_task, has_depths, of = measured[0].kind
+    task = f"{of}: " if of else ""
     if has_depths:
         for each in measured:
             heading = f"{task}accuracy of the answers' tokens by depth and length, {labelled(each, measured)}"
@@ -234,7 +234,7 @@ def tables_of_kind(measured):
             made = length_rows(measured, lambda row, key=key: percent(row.get(key)))
             yield f"{task}accuracy of {what} by length", made
     else:
-        yield "Perplexity by length", length_rows(measured, perplexity)
+        yield f"Perplexity by length{f', protocol {of}' if of else ''}", length_rows(measured, perplexity)
 
 
 def described(each):
@@ -246,7 +246,7 @@ def described(each):
     ]
     if each.run is None:
         words.append("a run that is not among those of this page")
-    return f"{each.evaluation.path}: {each.name}, {'; '.join(words)}."
+    return f"{each.where}: {each.name}, {'; '.join(words)}."
 
 
 def evaluation_section(runs, measured):

@@ -201,16 +201,15 @@ class Measured:
     evaluation: Evaluation
     contents: dict
     file: Path
+    where: str  # the file, and which it is of several there
     run: Run | None  # None: of a run that is not among those asked for
-
-    @property
-    def name(self):
-        return self.evaluation.run
+    name: str
 
     @property
     def kind(self):
         """Evaluations of one kind go into one table and one figure."""
-        return self.evaluation.is_task, self.evaluation.has_depths, self.contents.get("task")
+        of = self.contents.get("task" if self.evaluation.is_task else "protocol")
+        return self.evaluation.is_task, self.evaluation.has_depths, of
 
 
 def evaluation_objects(path):
@@ -227,17 +226,19 @@ def evaluation_objects(path):
     return several
 
 
-def evaluation_of(contents, where):
-    """An Evaluation, which reads a file of its own, from what one file of several holds."""
+def measured_in(contents, path, where, owner, runs):
+    """What one member of a file says. Evaluation reads a file of its own, so it is given one."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / EVALUATION
-        path.write_text(json.dumps(contents))
+        alone = Path(folder) / EVALUATION
+        alone.write_text(json.dumps(contents))
         try:
-            evaluation = Evaluation(path)
+            evaluation = Evaluation(alone)
         except DataError:
             raise DataError(f"{where}: not what train_gpt_goat eval --json writes") from None
-    evaluation.path = where
-    return evaluation
+    run = owner or run_of_checkpoint(contents["checkpoint"], runs)
+    name = run.name if run else evaluation.run
+    evaluation.run, evaluation.path = name, where  # for legends
+    return Measured(evaluation, contents, path, where, run, name)
 
 
 def run_of_checkpoint(checkpoint, runs):
@@ -256,20 +257,14 @@ def only(items):
 def read_evaluations(runs, files):
     """eval.json of each run, then what the files hold; what is there twice counts once."""
     sources = [(run.folder / EVALUATION, run) for run in runs if (run.folder / EVALUATION).exists()]
-    found, seen = [], set()
+    found = {}
     for path, owner in [*sources, *((path, None) for path in files)]:
         several = evaluation_objects(path)
         for number, contents in enumerate(several, 1):
-            where = path if len(several) == 1 else Path(f"{path}, evaluation {number}")
-            evaluation = evaluation_of(contents, where)
-            run = owner or run_of_checkpoint(contents["checkpoint"], runs)
-            evaluation.run = run.name if run else evaluation.run
-            identity = (evaluation.run, json.dumps(contents, sort_keys=True))
-            if identity in seen:
-                continue
-            seen.add(identity)
-            found.append(Measured(evaluation, contents, path, run))
-    return found
+            where = str(path) if len(several) == 1 else f"{path}, evaluation {number}"
+            each = measured_in(contents, path, where, owner, runs)
+            found.setdefault((each.name, json.dumps(contents, sort_keys=True)), each)
+    return list(found.values())
 
 
 def by_kind(measured):

@@ -202,7 +202,7 @@ def test_perplexities_are_those_of_eval_json(tmp_path, page_of):
     first, second = finished(tmp_path / "a"), finished(tmp_path / "b")
     rows = [losses((128, 1.4697812), (40, 1.4765)), losses((40, 9.5), (256, 1.25))]
     write_evaluation(first, rows[0], protocol="recut", data="shards 'x/val_*.bin': 80 tokens to predict")
-    write_evaluation(second, rows[1])
+    write_evaluation(second, rows[1], protocol="recut")
     page = page_of(first, second)
     [table] = [table for table in page.tables if table[0][0][0] == "length (tokens)"]
     assert texts(table[0]) == ["length (tokens)", "40", "128", "256"]
@@ -254,6 +254,23 @@ def test_files_of_several_evaluations_join_those_of_the_runs(tmp_path, page_of):
     }
     assert "gone, trained at length 40; a run that is not among those of this page" in page.text
     assert "there is no eval.json: c;" in page.text
+
+
+def test_protocols_and_tasks_have_tables_of_their_own(tmp_path, page_of):
+    run = finished(tmp_path / "a")
+    kinds = [{"protocol": "recut"}, {"protocol": "paper"}, {"task": "passkey"}, {"task": "niah"}]
+    answers = {"nll": 1.0, "span_token_accuracy": 0.5, "strict_accuracy": 0.25}
+    each = [
+        evaluation(run, losses((40, n)) if "protocol" in kind else [{"length": 40} | answers], **kind)
+        for n, kind in enumerate(kinds, 1)
+    ]
+    (run / "eval.json").write_text(json.dumps({"evaluations": each}))
+    page = page_of(run)
+    tables = [table for table in page.tables if table[0][0][0] == "length (tokens)"]
+    assert [table[1][1][0] for table in tables] == ["2.7183", "7.3891", "50.0%", "25.0%", "50.0%", "25.0%"]
+    assert "Perplexity by length, protocol paper" in page.text
+    commands = [command for command in page.commands if " eval --checkpoint" in command]
+    assert ["--protocol paper" in command for command in commands] == [False, True, False, False]
 
 
 def test_a_grid_with_holes_is_a_table_without_a_figure(tmp_path, page_of):

@@ -276,6 +276,18 @@ def test_following_waits_where_there_is_no_step_yet(run, export, tmp_path, while
 
 
 @reads_back
+def test_following_may_begin_before_the_first_step(run, tmp_path, while_following, capsys):
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / ".lock").write_text("")
+    command = [str(new), "--out", str(tmp_path / "log")]
+    assert export_tensorboard.main(command) == 2 and "holds no run" in capsys.readouterr().err
+    while_following(lambda: write_metrics(new, lines_of(1, 3)), interrupt)
+    assert export_tensorboard.main([*command, "--follow"]) == 0
+    assert shown(tmp_path / "log" / "new") == expected(lines_of(1, 3))
+
+
+@reads_back
 def test_following_several_runs_goes_on_until_all_have_finished(run, export, tmp_path, while_following):
     other = tmp_path / "other"
     other.mkdir()
