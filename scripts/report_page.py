@@ -123,7 +123,7 @@ FACTS = {  # a row of the table of runs, and what it says of one
     "not there": lambda run: said(run.notes),
     "steps": lambda run: whole(run.steps),
     "tokens": lambda run: whole(run.latest("tokens")),
-    "parameters": lambda run: whole(run.summary.get("parameters")),
+    "parameters": lambda run: whole(run.parameters()),
     "of them the prior's": lambda run: whole(run.summary.get("parameters_prior")),
     "start": start_of,
     "device": device_of,

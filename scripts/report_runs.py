@@ -1,6 +1,7 @@
 """What a run's folder tells, gathered for scripts/report.py. What is missing becomes a note, not an error."""
 
 import json
+import math
 import tempfile
 import tomllib
 from collections import Counter
@@ -79,6 +80,12 @@ class Run:
             return -(-self.config["train.tokens"] // tokens_a_step) or None
         except (KeyError, TypeError, ZeroDivisionError):
             return None
+
+    def parameters(self):
+        """By summary.json, else by the checkpoint's tensors; None without both."""
+        if "parameters" in self.summary or self.checkpoint is None:
+            return self.summary.get("parameters")
+        return sum(math.prod(shape) for shape in self.checkpoint.shapes().values())
 
     def skipped(self):
         """How many updates were skipped, by reason."""

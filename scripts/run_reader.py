@@ -9,6 +9,7 @@ import math
 import re
 import stat
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,15 +56,27 @@ class Checkpoint:
 
     def tensors(self, shapes):
         """float64 arrays by name; `shapes` gives the name and shape of each."""
-        from safetensors import SafetensorError, safe_open
-
         path = self.folder / WEIGHTS
-        try:
-            with safe_open(path, framework="numpy") as file:
-                found = set(file.keys())
-                return {name: read_tensor(path, file, found, name, shape) for name, shape in shapes.items()}
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: {error}") from None
+        with open_tensors(path) as file:
+            found = set(file.keys())
+            return {name: read_tensor(path, file, found, name, shape) for name, shape in shapes.items()}
+
+    def shapes(self):
+        """The shape of every tensor of the model, by name."""
+        with open_tensors(self.folder / WEIGHTS) as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+
+
+@contextmanager
+def open_tensors(path):
+    """A safetensors file, which is no dict. Raises DataError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def read_tensor(path, file, found, name, shape):

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import report
@@ -122,11 +123,13 @@ def test_losses_are_those_of_the_metrics(tmp_path, page_of):
 
 
 def test_a_run_that_was_not_finished_says_how_far_it_came(tmp_path, page_of):
-    run = write_run(tmp_path / "one", config=CONFIG | {"train": {"steps": 120}})
+    run = write_run(tmp_path / "one", peaked_tensors(), CONFIG | {"train": {"steps": 120}})
     (run / "summary.json").unlink()
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 41, "lo')  # being written
-    [(status, _)] = page_of(run).row("status")
+    page = page_of(run)
+    [(status, _)] = page.row("status")
+    assert texts(page.row("parameters")) == [f"{sum(map(np.size, peaked_tensors().values())):,}"]
     assert status.startswith("not finished (in progress, or stopped): step 40 of 120; last line written 2")
     (run / "config.toml").write_text(toml(CONFIG | {"train": {"tokens": 900, "batch": 2}}))
     assert "step 40 of 12;" in page_of(run).text  # of 2 sequences of 40 tokens
