@@ -90,19 +90,13 @@ def table(head, rows, css=""):
     return element("div", whole, css="scroll")
 
 
-def vector_of(figure):
-    """The figure as SVG, the same bytes each time."""
-    with plt.rc_context({"svg.hashsalt": "report"}):
-        return picture_of(figure, "svg", metadata={"Date": None})
-
-
 def picture(figure, alternative, caption, css="", kinds=("svg", "png")):
     """The figure as data in the page: of the kinds, whichever is smaller."""
-    drawn = {"svg": vector_of, "png": lambda figure: picture_of(figure, "png")}
     try:
-        kind, contents = min(((kind, drawn[kind](figure)) for kind in kinds), key=lambda each: len(each[1]))
+        drawn = [(kind, picture_of(figure, kind)) for kind in kinds]
     finally:
         plt.close(figure)
+    kind, contents = min(drawn, key=lambda each: len(each[1]))
     source = f"data:{PICTURES[kind]};base64,{base64.b64encode(contents).decode()}"
     width = round(96 * figure.get_figwidth())  # CSS has 96 pixels an inch
     image = element("img", src=source, alt=alternative, width=width)
