@@ -174,11 +174,11 @@ def check_figure_path(path):
     format_of(path)
 
 
-def picture_of(figure, picture_format):
-    """The figure's bytes; of SVG the same each time."""
+def picture_of(figure, ending):
+    """The figure's bytes; the same for the same figure."""
     picture = io.BytesIO()
     dpi = min(DPI, MOST_PIXELS / max(figure.get_size_inches()))
-    figure.savefig(picture, format=picture_format, dpi=dpi, metadata=UNDATED.get(picture_format))
+    figure.savefig(picture, format=ending, dpi=dpi, metadata=UNDATED.get(ending))
     return picture.getvalue()
 
 
