@@ -75,18 +75,16 @@ class GrowingMetrics:
         except FileNotFoundError:
             return {}, False
         is_first = self._end == 0
-        lines = contents[: contents.rfind(b"\n") + 1].splitlines(keepends=True)
+        *lines, rest = contents.split(b"\n")
         entries = [
-            parse_metrics(self.path, self._lines + number, line)
-            for number, line in enumerate(lines, 1)
+            parse_metrics(self.path, number, line)
+            for number, line in enumerate(lines, self._lines + 1)
             if line.strip()
         ]
         if lines:
-            self._end, self._lines, self._last = (
-                self._end + sum(map(len, lines)),
-                self._lines + len(lines),
-                lines[-1],
-            )
+            self._last = lines[-1] + b"\n"
+            self._end += len(contents) - len(rest)
+            self._lines += len(lines)
         return {entry["step"]: entry for entry in entries if is_count(entry.get("step"))}, is_first
 
 
