@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -234,17 +233,10 @@ def evaluation_objects(path):
 
 
 def measured_in(contents, path, where, owner, runs):
-    """What one member of a file says. Evaluation reads a file of its own, so it is given one."""
-    with tempfile.TemporaryDirectory() as folder:
-        alone = Path(folder) / EVALUATION
-        alone.write_text(json.dumps(contents))
-        try:
-            evaluation = Evaluation(alone)
-        except DataError:
-            raise DataError(f"{where}: not what train_gpt_goat eval --json writes") from None
+    """What one member of a file says."""
+    evaluation = Evaluation(where, contents)
     run = owner or run_of_checkpoint(contents["checkpoint"], runs)
-    name = run.name if run else evaluation.run
-    evaluation.run, evaluation.path = name, where  # for legends
+    name = run.name if run else evaluation.run.name or str(evaluation.run)
     return Measured(evaluation, contents, path, where, run, name)
 
 
