@@ -115,8 +115,10 @@ def run(words):
         check_figure_path(arguments.out)
     drawing = getattr(plot_commands, arguments.draws)(arguments, warn)
     path = arguments.out or drawing.path
-    write_figure(drawing.figure, path)
-    console.say(str(path))
+    for addition, figure in drawing.figures.items():
+        file = path.with_stem(path.stem + addition) if addition else path
+        write_figure(figure, file)
+        console.say(str(file))
     for sentence in drawing.sentences:
         console.say(sentence)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from figure_file import plt  # before anything of matplotlib: it chooses the backend
+import figure_file  # noqa: F401  before anything of matplotlib: it chooses the backend
 from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
-from plot_eval import Evaluation, describe_eval, draw_eval
+from plot_eval import describe_eval, draw_kinds, read_evaluations
 from plot_extrapolation import describe_extrapolation, draw_extrapolation
 from plot_genome import chosen_prompts, describe_genome, draw_genome, read_completions
 from plot_loss import describe_loss, draw_loss
@@ -18,7 +18,7 @@ from run_reader import read_summary
 
 @dataclass(frozen=True)
 class Drawing:
-    figure: plt.Figure
+    figures: dict  # by what is added to the file's name
     path: Path
     sentences: list
 
@@ -46,7 +46,7 @@ def prior(arguments, warn):
     sentences = [where_from(matrices, layer), describe_prior(matrices)]
     if run != checkpoint.folder:  # a model that was passed on has no run
         sentences.append(describe_loss(read_summary(run)))
-    return Drawing(figure, figures_of(run, "prior", layer or None), sentences)
+    return Drawing({"": figure}, figures_of(run, "prior", layer or None), sentences)
 
 
 def mask(arguments, warn):
@@ -56,38 +56,42 @@ def mask(arguments, warn):
         matrices, f"The prior and the mask: {run.resolve().name}, layer {layer}, step {matrices.step}"
     )
     sentences = [where_from(matrices, layer), describe_mask(matrices)]
-    return Drawing(figure, figures_of(run, "mask", layer or None), sentences)
+    return Drawing({"": figure}, figures_of(run, "mask", layer or None), sentences)
 
 
 def loss(arguments, warn):
     sentences = [f"{run}: {describe_loss(read_summary(run))}" for run in arguments.runs]
-    return Drawing(draw_loss(arguments.runs, warn), figures_of(arguments.runs[0], "loss"), sentences)
+    return Drawing({"": draw_loss(arguments.runs, warn)}, figures_of(arguments.runs[0], "loss"), sentences)
+
+
+def evaluations_of(files):
+    return [evaluation for file in files for evaluation in read_evaluations(file)]
 
 
 def evaluation(arguments, warn):
-    evaluations = [Evaluation(file) for file in arguments.files]
+    evaluations = evaluations_of(arguments.files)
     sentences = [describe_eval(each) for each in evaluations]
-    return Drawing(draw_eval(evaluations), arguments.files[0].with_suffix(".png"), sentences)
+    return Drawing(draw_kinds(evaluations), arguments.files[0].with_suffix(".png"), sentences)
 
 
 def extrapolation(arguments, warn):
-    evaluations = [Evaluation(file) for file in arguments.files]
+    evaluations = evaluations_of(arguments.files)
     first = arguments.files[0]
     path = first.with_name(f"{first.stem}_extrapolation.png")
-    return Drawing(draw_extrapolation(evaluations), path, describe_extrapolation(evaluations))
+    return Drawing({"": draw_extrapolation(evaluations)}, path, describe_extrapolation(evaluations))
 
 
 def sink(arguments, warn):
     parts = sink_parts(arguments.run, arguments.layer, warn)
     analysis = parts.analysis
     figure = draw_sink(parts, f"Key bias u(j): {analysis.name}, step {analysis.step}")
-    return Drawing(figure, figures_of(arguments.run, "sink", arguments.layer), [describe_sink(parts)])
+    return Drawing({"": figure}, figures_of(arguments.run, "sink", arguments.layer), [describe_sink(parts)])
 
 
 def signal(arguments, warn):
     signals = signals_of(arguments.runs, arguments.layer, warn)
     path = figures_of(arguments.runs[0], "signal", arguments.layer)
-    return Drawing(draw_signal(signals), path, [describe_signal(each) for each in signals])
+    return Drawing({"": draw_signal(signals)}, path, [describe_signal(each) for each in signals])
 
 
 def genome(arguments, warn):
@@ -97,7 +101,7 @@ def genome(arguments, warn):
     path = figures_of(arguments.run, "genome" if arguments.prompt is None else f"genome_{arguments.prompt}")
     left_out = len(prompts) - len(chosen) if arguments.prompt is None else 0
     more = [f"{left_out} more prompts are in the file: --prompt N draws one."] if left_out else []
-    return Drawing(figure, path, [describe_genome(chosen), *more])
+    return Drawing({"": figure}, path, [describe_genome(chosen), *more])
 
 
 def cost(arguments, warn):
@@ -105,4 +109,4 @@ def cost(arguments, warn):
     for each in without_memory(costs):
         warn(f"warning: {each.run}: summary.json holds no memory_bytes; time alone is drawn")
     path = figures_of(arguments.runs[0], "cost")
-    return Drawing(draw_cost(costs, title_of(costs)), path, [describe_cost(each) for each in costs])
+    return Drawing({"": draw_cost(costs, title_of(costs))}, path, [describe_cost(each) for each in costs])

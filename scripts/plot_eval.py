@@ -108,15 +108,12 @@ def names_of(evaluations):
 
 
 def draw_kinds(evaluations):
-    """[(what is added to the file's name, figure)]: one figure, or one for each kind of evaluation."""
+    """{what is added to the file's name: figure}: one figure, or one for each kind of evaluation."""
     kinds = dict.fromkeys(evaluation.kind for evaluation in evaluations)
-    return [
-        (
-            f"_{kind}" if len(kinds) > 1 else "",
-            draw_eval([evaluation for evaluation in evaluations if evaluation.kind == kind]),
-        )
+    return {
+        f"_{kind}" if len(kinds) > 1 else "": draw_eval([each for each in evaluations if each.kind == kind])
         for kind in kinds
-    ]
+    }
 
 
 def draw_eval(evaluations):
