@@ -25,7 +25,10 @@ class Evaluation:
             self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
             self.protocol = str(contents.get("protocol", ""))
             self.rows = sorted(contents["results"], key=lambda row: row["length"])
-            is_good = self.train_length > 0 and all(row["length"] > 0 and "nll" in row for row in self.rows)
+            is_good = self.train_length > 0 and all(
+                row["length"] > 0 and "nll" in row and (row.get("depth") is None or row["depth"] >= 0)
+                for row in self.rows
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             is_good = False
         if not is_good or not self.rows:

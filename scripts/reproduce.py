@@ -7,8 +7,8 @@
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
 
-Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation. What
-has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint. So the
+Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation.
+What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint. So the
 same command, given again, finishes the study, on this machine or on another that has the files.
 
 The studies of text read data/shakespeare, that of a genome data/lambda:
@@ -36,7 +36,7 @@ from pathlib import Path
 import console
 from console import DataError, ScriptError, UsageError
 from figure_file import replace_file
-from run_reader import finite, read_json, read_metrics, read_summary
+from run_reader import read_json, read_metrics, read_summary
 from studies import STUDIES
 from study_tables import tables_of
 
@@ -105,7 +105,9 @@ def check_settings(experiment, run):
         section, _, name = key.partition(".")
         found = config.get(section, {}).get(name)
         if found != value:
-            raise DataError(f"{run}: {key} is {found!r}, in the study {value!r}; remove the run to train it anew")
+            raise DataError(
+                f"{run}: {key} is {found!r}, in the study {value!r}; remove the run to train it anew"
+            )
 
 
 def train(experiment, run, workers, log):
@@ -165,7 +167,8 @@ def commands_of(experiment):
 
 
 def result_of(study, experiment, run, evaluations, analysis):
-    validation = [(entry["step"], finite(entry["val_loss"])) for entry in read_metrics(run) if "val_loss" in entry]
+    metrics = read_metrics(run)
+    validation = [(entry["step"], entry["val_loss"]) for entry in metrics if "val_loss" in entry]
     version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
     return {
         "study": study,
@@ -208,7 +211,8 @@ def file_of(folders, study, experiment):
 
 
 def finished_result(folders, study, experiment):
-    """The file of a finished model, None if there is none. Raises DataError if the study has changed since."""
+    """What the file of a model holds, None if there is none. Raises DataError if the study has changed
+    since."""
     file = file_of(folders, study, experiment)
     if not file.exists():
         return None
@@ -250,7 +254,8 @@ def parse_arguments():
     parser.add_argument("--jobs", type=int, default=2, help="models at a time, one thread each (2)")
     parser.add_argument("--minutes", type=float, help="start no model after so many minutes")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (runs)")
-    parser.add_argument("--results", type=Path, default=ROOT / "dev/results/reproduction", help="of the files")
+    results = ROOT / "dev/results/reproduction"
+    parser.add_argument("--results", type=Path, default=results, help="folder of the files")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         raise UsageError("--jobs must be 1 or more")

@@ -15,7 +15,7 @@ BROKEN = ((128, 1.49), (512, 2.50), (2048, 5.00))
 
 
 def evaluations_of(*paths):
-    return [plot_eval.Evaluation(path) for path in paths]
+    return [evaluation for path in paths for evaluation in plot_eval.read_evaluations(path)]
 
 
 def draw(*paths):
