@@ -83,9 +83,10 @@ void print_grid(const std::vector<Cell>& cells, std::size_t depths) {
   std::printf("\nanswer tokens that are right, by length and depth\n%9s", "");
   for (std::size_t i = 0; i < depths; ++i)
     std::printf(" %7s", number_text(cells[i].depth.value_or(0)).c_str());
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    if (i % depths == 0) std::printf("\n%9lld", static_cast<long long>(cells[i].length));
-    std::printf(" %6.1f%%", 100 * cells[i].accuracy.per_token());
+  for (std::size_t first = 0; first < cells.size(); first += depths) {
+    std::printf("\n%9lld", static_cast<long long>(cells[first].length));
+    for (std::size_t i = first; i < first + depths; ++i)
+      std::printf(" %6.1f%%", 100 * cells[i].accuracy.per_token());
   }
   std::printf("\n");
 }
