@@ -78,7 +78,7 @@ def groups_of(evaluations):
     groups = {}
     names = names_of(evaluations)
     for name, evaluation in zip(names, evaluations, strict=True):
-        is_seed = name == one_line(evaluation.run) and SEED.search(name) and SEED.sub("", name)
+        is_seed = name == one_line(evaluation.run.name) and SEED.search(name) and SEED.sub("", name)
         groups.setdefault(SEED.sub("", name) if is_seed else name, []).append((name, evaluation))
     found = []
     for model, members in groups.items():

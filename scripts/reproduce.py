@@ -8,8 +8,8 @@
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
 
 Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation.
-What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint. So the
-same command, given again, finishes the study, on this machine or on another that has the files.
+What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint.
+So the same command, given again, finishes the study, on this machine or on another that has the files.
 
 The studies of text read data/shakespeare, that of a genome data/lambda:
   .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
