@@ -300,3 +300,26 @@ def test_runs_whose_names_are_alike_are_told_apart(runs, run_binary, tmp_path):
     alike = (tmp_path / "1/goat", tmp_path / "1_goat", runs["goat"])
     refused = run_binary("eval", "--checkpoint", *alike, *words, code=2)
     assert "nll_1_goat.npy" in refused.stderr and refused.stdout == ""
+
+
+def test_what_is_finished_stays_when_a_later_run_fails(runs, evaluate, run_binary, tmp_path):
+    model = {"block": "llama", "attention": "none", "layers": 1, "heads": 1, "tied": False}
+    sizes = {"width": WIDTH, "ff_width": 2 * HIDDEN, "vocab": BOS + 1}  # not those of the tensors
+    data = {"source": "copy_mixture", "seq_len": 24}
+    config = {"model": model | sizes, "data": data, "train": {"steps": 1, "warmup": 0}}
+    write_run(tmp_path / "misshapen", config, table_model(), "", {})
+    alone, _ = evaluate(["goat"])
+    file = tmp_path / "several.json"
+    words = ["eval", "--checkpoint", runs["goat"], tmp_path / "misshapen", "--json", file]
+    errors = run_binary(*words, code=3).stderr
+    assert f"note: --checkpoint {tmp_path / 'misshapen'} was not evaluated to its end; {file} holds" in errors
+    assert json.loads(file.read_text()) == {"evaluations": [alone]}
+
+
+def test_an_evaluation_says_its_precision_and_the_data_that_were_named(bits_of, evaluate, tmp_path):
+    shard = str(tmp_path / "tokens.bin")
+    bits_of([0, 1, 2, 3, 0, 1, 2], "window", "--lengths", "2", "--data", shard)
+    found = json.loads((tmp_path / "eval.json").read_text())
+    assert [each["data_files"] for each in found["evaluations"]] == [[shard]] * 2
+    assert {each["precision"] for each in found["evaluations"]} == {"fp32"}
+    assert evaluate(["goat"], "--precision", "bf16")[0]["precision"] == "bf16"

@@ -142,6 +142,39 @@ std::vector<fs::path> files_of(const std::vector<EvaluatedRun>& runs) {
       for (const fs::path& file : evaluation->files()) files.push_back(file);
   return files;
 }
+std::size_t planned_in(const std::vector<EvaluatedRun>& runs) {
+  std::size_t count = 0;
+  for (const EvaluatedRun& run : runs) count += run.evaluations.size();
+  return count;
+}
+
+// Writes --json after each evaluation, so that what is finished stays if a later one fails. A pipe or device
+// gets it once, at the end.
+void save(const EvalOptions& options, const std::vector<nlohmann::json>& evaluations, std::size_t planned) {
+  if (options.json.empty()) return;
+  if (evaluations.size() < planned && is_device_or_folder(options.json)) return;
+  write_json(options.json, planned > 1 ? nlohmann::json{{"evaluations", evaluations}} : evaluations.front());
+}
+
+void evaluate_run(const EvalOptions& options, const EvaluatedRun& run, Device& device, std::size_t planned,
+                  std::vector<nlohmann::json>& evaluations) {
+  const TrainedModel model(run.model, device);
+  for (const auto& evaluation : run.evaluations) {
+    if (!evaluations.empty()) std::printf("\n");
+    evaluations.push_back(evaluation->run(model, device));
+    save(options, evaluations, planned);
+  }
+}
+
+// If there are several runs, says which of them an error ends, and what is in --json by then.
+void note_failure(const EvalOptions& options, std::size_t i, std::size_t finished) {
+  if (options.checkpoints.size() == 1) return;
+  std::fflush(stdout);
+  std::fprintf(stderr, "note: --checkpoint %s was not evaluated to its end", options.checkpoints[i].c_str());
+  if (finished > 0 && !options.json.empty() && !is_device_or_folder(options.json))
+    std::fprintf(stderr, "; %s holds what was finished before", options.json.c_str());
+  std::fprintf(stderr, "\n");
+}
 }  // namespace
 
 int run_eval(const EvalOptions& options, Device& device) {
@@ -154,18 +187,16 @@ int run_eval(const EvalOptions& options, Device& device) {
 
   std::vector<std::string> names;
   std::vector<nlohmann::json> evaluations;
-  for (const EvaluatedRun& run : runs) {
-    const TrainedModel model(run.model, device);
-    for (const auto& evaluation : run.evaluations) {
-      if (!evaluations.empty()) std::printf("\n");
-      names.push_back(run.name);
-      evaluations.push_back(evaluation->run(model, device));
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    try {
+      evaluate_run(options, runs[i], device, planned_in(runs), evaluations);
+    } catch (const std::exception&) {
+      note_failure(options, i, evaluations.size());
+      throw;
     }
+    names.resize(evaluations.size(), runs[i].name);
   }
-  const bool several = evaluations.size() > 1;
-  if (several) std::printf("\n%s", comparison_text(names, evaluations).c_str());
-  if (!options.json.empty())
-    write_json(options.json, several ? nlohmann::json{{"evaluations", evaluations}} : evaluations.front());
+  if (evaluations.size() > 1) std::printf("\n%s", comparison_text(names, evaluations).c_str());
   return 0;
 }
 

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "train/speed/device_limits.h"
+
 namespace goat {
 
 void print_model(const SavedModel& model) {
@@ -11,11 +13,10 @@ void print_model(const SavedModel& model) {
 }
 
 nlohmann::json heading_of(const SavedModel& model, const Device& device) {
-  return {{"checkpoint", model.checkpoint().string()},
-          {"step", model.step()},
-          {"train_length", model.config().data.seq_len},
-          {"device", device.info().description},
-          {"results", nlohmann::json::array()}};
+  const bool is_bf16 = arithmetic_of(model.config(), device) == Arithmetic::bf16;
+  return {{"checkpoint", model.checkpoint().string()},   {"step", model.step()},
+          {"train_length", model.config().data.seq_len}, {"device", device.info().description},
+          {"precision", is_bf16 ? "bf16" : "fp32"},      {"results", nlohmann::json::array()}};
 }
 
 std::string progress_label(const std::string& name, std::int64_t length) {

@@ -11,7 +11,7 @@
 namespace goat {
 
 void print_model(const SavedModel& model);
-// checkpoint, step, train_length, device, and results: an empty array
+// checkpoint, step, train_length, device, precision, and results: an empty array
 nlohmann::json heading_of(const SavedModel& model, const Device& device);
 // What progress is told of: "length 512", or "NAME, length 512" if several runs are evaluated.
 std::string progress_label(const std::string& name, std::int64_t length);

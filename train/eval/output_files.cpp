@@ -10,12 +10,12 @@ namespace goat {
 
 namespace fs = std::filesystem;
 
-namespace {
 bool is_device_or_folder(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error) && !fs::is_regular_file(path, error);
 }
 
+namespace {
 void check_file(const char* option, const fs::path& file) {
   if (const std::string reason = why_not_writable(file); !reason.empty())
     throw ConfigError(std::string(option) + " " + file.string() + ": " + reason);
