@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Repeats the experiments of docs/results.md at small scale: trains and evaluates every model of a study.
+r"""Repeats the published experiments at small scale: trains and evaluates every model of a study.
 
   reproduce.py extrapolation    perplexity far beyond the training length, 11 kinds of positions, 3 seeds
   reproduce.py retrieval        passkey and needle in a haystack, 6 kinds of positions, 3 seeds
@@ -13,9 +13,11 @@ So the same command, given again, finishes the study, on this machine or on anot
 
 The studies of text read data/shakespeare, that of a genome data/lambda:
   .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
-  .venv/bin/python data/prepare.py fasta --out data/lambda --input lambda_virus.fa.gz
+  .venv/bin/python data/prepare.py fasta --out data/lambda --record-tokens 1500 --val-fraction 0.2 \
+      --input lambda_virus.fa.gz
 
-Exit codes: 0 done, 1 failure (a run failed, disk, interrupted), 2 wrong use, 3 bad data.
+Exit codes: 0 done (with --minutes also if models are left), 1 failure (a run failed, disk, interrupted),
+2 wrong use, 3 bad data.
 """
 
 import argparse
@@ -129,26 +131,23 @@ def evaluate(experiment, run, workers, log):
     found = {}
     for name, options in experiment.evaluations.items():
         file = run / f"{name}.json"
-        if not file.exists():
-            code = workers.call(["eval", "--checkpoint", str(run), "--json", str(file), *options], log)
-            if workers.stopped:
-                return None
-            if code != 0:
-                raise ScriptError(f"{experiment.name}: eval ended with code {code}, see {log}")
+        code = workers.call(["eval", "--checkpoint", str(run), "--json", str(file), *options], log)
+        if workers.stopped:
+            return None
+        if code != 0:
+            raise ScriptError(f"{experiment.name}: eval ended with code {code}, see {log}")
         found[name] = read_json(file)
     return found
 
 
 def analyze(experiment, run, workers, log):
     """analysis.json, or None if it was stopped."""
-    file = run / "analysis" / "analysis.json"
-    if not file.exists():
-        code = workers.call(["analyze", "--checkpoint", str(run)], log)
-        if workers.stopped:
-            return None
-        if code != 0:
-            raise ScriptError(f"{experiment.name}: analyze ended with code {code}, see {log}")
-    return read_json(file)
+    code = workers.call(["analyze", "--checkpoint", str(run)], log)
+    if workers.stopped:
+        return None
+    if code != 0:
+        raise ScriptError(f"{experiment.name}: analyze ended with code {code}, see {log}")
+    return read_json(run / "analysis" / "analysis.json")
 
 
 def processor():
@@ -217,8 +216,8 @@ def finished_result(folders, study, experiment):
     if not file.exists():
         return None
     result = read_json(file)
-    if result.get("settings") != experiment.settings:
-        raise DataError(f"{file}: its settings are not those of the study; remove it to train the model anew")
+    if result.get("commands") != list(commands_of(experiment)):
+        raise DataError(f"{file}: its commands are not those of the study; remove it to make it anew")
     return result
 
 

@@ -107,7 +107,8 @@ def retrieval():
     ]
 
 
-# A model of 0.8M parameters on the genome of one virus, 42,000 bases: it is small, and so are the data.
+# A model of 0.8M parameters on the genome of one virus, 48,502 bases, in records of 1,500: it trains on 25 of
+# them, and is evaluated on 7.
 SMALL_GENOME = {
     "model.layers": 4,
     "model.heads": 4,
@@ -115,6 +116,7 @@ SMALL_GENOME = {
     "data.seq_len": 256,
     "data.train": "data/lambda/train_*.bin",
     "data.val": "data/lambda/val_*.bin",
+    "data.record_tokens": 1500,
     "train.steps": 300,
     "train.lr": 1e-3,
     "train.min_lr": 1e-4,
@@ -129,7 +131,7 @@ def genome():
             seed,
             "genome_25m",
             SMALL_GENOME | VARIANTS[variant] | {"train.seed": seed},
-            {"eval": ["--lengths", "256,512,1024,2048,5999"]},
+            {"eval": ["--lengths", "256,512,1024,1499"]},
         )
         for seed in SEEDS
         for variant in ("goat", "alibi", "rope", "none")

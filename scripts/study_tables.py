@@ -60,7 +60,10 @@ def genome_tables(results):
     def bits(result):
         return {length: loss / math.log(2) for length, loss in at_lengths(result, "nll").items()}
 
-    return "Bits a base by length:\n\n" + length_table("positions", results, bits, 4)
+    rows = results[0]["evaluations"]["eval"]["results"]
+    tokens = ", ".join(f"{row['tokens']:,} at {row['length']:,}" for row in rows)
+    table_of_bits = length_table("positions", results, bits, 3)
+    return f"Bits a base by length, of the first bases of each record ({tokens}):\n\n{table_of_bits}"
 
 
 def retrieval_tables(results):
@@ -82,5 +85,8 @@ TABLES = {
 }
 
 
+SPREAD = "± is the standard deviation over seeds, of training and data order; it says nothing of the tokens."
+
+
 def tables_of(study, results):
-    return TABLES[study](results) if results else "no model is finished yet"
+    return f"{TABLES[study](results)}\n\n{SPREAD}" if results else "no model is finished yet"

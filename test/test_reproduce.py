@@ -1,5 +1,6 @@
 """scripts/reproduce.py: what a finished model leaves, that an interrupted study goes on, and its tables."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -140,7 +141,7 @@ def test_a_model_that_fails_does_not_stop_the_others(start, tmp_path):
 def test_a_model_whose_settings_have_changed_is_refused(start, tmp_path):
     start([tiny("none")])
     code, _, errors = start([tiny("none", **{"model.width": 64})])
-    assert code == 3 and "remove it to train the model anew" in errors
+    assert code == 3 and "remove it to make it anew" in errors
     (tmp_path / "results/extrapolation/none-seed1.json").unlink()
     code, _, errors = start([tiny("none", **{"model.width": 64})])
     assert code == 1 and "model.width is 32, in the study 64" in errors
@@ -155,9 +156,22 @@ def test_wrong_use(start, words, message):
     assert code == 2 and message in errors
 
 
-def test_names_and_settings_of_all_studies_are_unique(run_binary):
+def test_a_model_that_was_evaluated_otherwise_is_refused(start, tmp_path):
+    start([tiny("none")])
+    other = dataclasses.replace(tiny("none"), evaluations={"eval": ["--lengths", "16", "--tokens", "64"]})
+    code, _, errors = start([other])
+    assert code == 3 and "none-seed1.json: its commands are not those of the study" in errors
+    (tmp_path / "results/extrapolation/none-seed1.json").unlink()
+    assert start([other])[0] == 0  # trained already, and evaluated as the study now says
+    lengths = [row["length"] for row in result_of(tmp_path, "none-seed1")["evaluations"]["eval"]["results"]]
+    assert lengths == [16]
+
+
+def test_all_studies_have_models_that_differ_and_that_the_program_accepts(run_binary):
     for experiments in studies.STUDIES.values():
         assert len({each.name for each in experiments}) == len(experiments)
+        different = {json.dumps([each.preset, each.settings], sort_keys=True) for each in experiments}
+        assert len(different) == len(experiments)
         for each in experiments:
             if each.seed == 1:
                 run_binary("--config", each.preset, *reproduce.as_settings(each.settings), "--print-config")
