@@ -111,8 +111,9 @@ struct KeysBlock {
   const float scale2;
   float* const dq_sum;
   const KeysMemory<Shape> memory;
-  const int offset, steps, first, full;  // offset: i' - i. The bounds of the walk, without new_bounds.
-  const int member;                      // the head of q, counted from the first of its group
+  const int offset;              // i' - i
+  const int steps, first, full;  // read by steps_now(), first_now(), full_now(); with new_bounds not used
+  const int member;              // the head of q, counted from the first of its group
 
   __device__ __forceinline__ KeysBlock(const BackwardArguments<bf16>& arguments_, float scale2_,
                                        float* dq_sum_, int member_ = 0)
