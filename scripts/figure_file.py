@@ -2,13 +2,13 @@
 
 import io
 import os
-import stat
 import sys
 import textwrap
 import warnings
 from pathlib import Path
 
 from console import ScriptError, UsageError, one_line
+from whole_file import replace_file
 
 os.environ["MPLBACKEND"] = "agg"  # whatever the user's shell or matplotlibrc says
 
@@ -202,22 +202,3 @@ def write_output(path, contents, what):
         raise ScriptError(
             f"{path}: cannot write the {what}: {error.strerror}; --out names another place"
         ) from None
-
-
-def replace_file(path, contents):
-    """Puts a new file in the place of `path` in one step, with the old one's permissions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    if mode is not None and not os.access(path, os.W_OK):
-        raise PermissionError(0, "the file that is there is read-only")
-    temporary = path.with_name(f".figure.{os.getpid()}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(contents)
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from genome_measures import (
 )  # fmt: skip
 from run_reader import finite, open_checkpoint, parse_json, read_bytes, read_json
 from shard_reader import open_shard, validation_files
+from whole_file import replace_file
 
 SCRIPT = "genome_completions.py"
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,8 +221,6 @@ def parse_arguments(words):
 
 
 def run(words):
-    from figure_file import replace_file
-
     options = parse_arguments(words)
     path = options.out or options.run / "completions.json"
     if path.is_dir():

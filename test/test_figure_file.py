@@ -99,23 +99,6 @@ def test_a_failed_figure_leaves_the_old_one(run, tmp_path, monkeypatch):
     assert path.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["figure.png", "run"]
 
 
-def test_a_figure_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    calls = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(figure_file.os, name, lambda *words, n=name, f=real: (calls.append(n), f(*words)))
-    figure_file.replace_file(tmp_path / "x.png", b"new")
-    assert calls == ["fsync", "replace"] and (tmp_path / "x.png").read_bytes() == b"new"
-
-
-def test_a_figure_keeps_the_permissions_of_the_one_before(tmp_path):
-    path = tmp_path / "x.png"
-    path.write_bytes(b"old")
-    path.chmod(0o640)
-    figure_file.replace_file(path, b"new")
-    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o640
-
-
 def test_links_are_written_through(run, tmp_path, run_command):
     (tmp_path / "there").mkdir()
     old = tmp_path / "there" / "old.png"
