@@ -1,12 +1,13 @@
 """Reads what `train_gpt_goat analyze` left in a run's folder, if it is of the run's newest checkpoint."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from console import DataError, UsageError
-from run_reader import MANIFEST, is_count, read_checkpoint, read_json, read_manifest, step_folders
+from run_reader import MANIFEST, first_whole, is_count, read_json, read_manifest, step_folders
 
 SUMMARY = "analysis.json"
 MOST_VALUES = 1 << 31  # of a file; more than the longest analysis of a large model
@@ -57,7 +58,8 @@ class Analysis:
 
 
 def command_for(run):
-    return f"train_gpt_goat analyze --checkpoint {run}"
+    """What a shell in the repository's folder takes."""
+    return shlex.join(["./train_gpt_goat", "analyze", "--checkpoint", str(run)])
 
 
 def read_summary_of_analysis(run):
@@ -77,14 +79,9 @@ def newer_checkpoint(run, step, warn):
     if (run / MANIFEST).exists():  # a checkpoint that was passed on
         alone = read_manifest(run / MANIFEST)["step"]
         return alone if alone != step else None
-    for newer, folder in step_folders(run).items():
-        if newer <= step:
-            return None
-        try:
-            return read_checkpoint(folder).step
-        except DataError as error:
-            warn(f"warning: {error}; trying the checkpoint before it")
-    return None
+    later = [folder for newer, folder in step_folders(run).items() if newer > step]
+    checkpoint = first_whole(later, warn)
+    return checkpoint.step if checkpoint else None
 
 
 def open_analysis(run, warn):

@@ -25,10 +25,11 @@ from pathlib import Path
 import console
 import numpy as np
 from console import ScriptError, UsageError
-from run_reader import check_run_folder, finite, is_count, is_number, parse_metrics, read_bytes
+from run_reader import (
+    LARGEST_CONFIG, check_run_folder, finite, is_count, is_number, parse_metrics, read_bytes,
+)  # fmt: skip
 
 REQUIREMENTS = Path(__file__).resolve().with_name("requirements_tensorboard.txt")
-LARGEST_CONFIG = 1 << 20  # bytes
 TAGS = {
     "loss": "loss/training",
     "val_loss": "loss/validation",

@@ -27,10 +27,11 @@ from pathlib import Path
 import console
 import numpy as np
 from console import DataError, ScriptError, UsageError
+from eval_reader import find_runs, read_evaluations
 from genome_measures import (
     BASES, DEFINITIONS, WINDOW, gc_content, matches, mean_or_none, pearson_r,
 )  # fmt: skip
-from run_reader import finite, open_checkpoint, parse_json, read_bytes, read_json
+from run_reader import finite, open_checkpoint, parse_json, read_bytes
 from shard_reader import open_shard, validation_files
 from whole_file import replace_file
 
@@ -143,25 +144,40 @@ def compare(truth, texts, seed):
     }
 
 
+def evaluation_of(checkpoint, path):
+    """Its perplexities in the run's eval.json: of its own step where there are others, recut before paper."""
+    evaluations = read_evaluations(path)
+    found = [
+        each
+        for each, run in zip(
+            evaluations, find_runs(evaluations, [checkpoint.run], checkpoint.run), strict=True
+        )
+        if run is not None and not each.is_task
+    ]
+    return min(
+        found, key=lambda each: (each.step != str(checkpoint.step), each.protocol == "paper"), default=None
+    )
+
+
 def measured_loss(checkpoint):
     """Loss and bits a base from RUN/eval.json, at the training length or else the shortest; None without."""
     path = checkpoint.run / "eval.json"
     if not path.exists():
         return None
-    contents = read_json(path)
-    try:
-        rows = sorted(contents["results"], key=lambda row: row["length"])
-        row = next((row for row in rows if row["length"] == contents["train_length"]), rows[0])
-        nll = finite(row["nll"])
-        found = {"step": contents["step"], "length": row["length"], "nll": nll}
-    except (KeyError, TypeError, IndexError):
-        raise DataError(f"{path}: not what train_gpt_goat eval --json writes") from None
+    evaluation = evaluation_of(checkpoint, path)
+    if evaluation is None:
+        warn(f"warning: {path}: holds no perplexity of this run; it is left out")
+        return None
+    rows = evaluation.rows
+    row = next((row for row in rows if row["length"] == evaluation.train_length), rows[0])
+    nll = finite(row["nll"])
     if math.isnan(nll):
         warn(f"warning: {path}: holds no finite loss; it is left out")
         return None
-    if found["step"] != checkpoint.step:
-        warn(f"warning: {path}: is of step {found['step']}, the completions are of step {checkpoint.step}")
-    return found | {"bits_per_base": nll / math.log(2)}
+    step = evaluation.contents.get("step")
+    if step != checkpoint.step:
+        warn(f"warning: {path}: is of step {step}, the completions are of step {checkpoint.step}")
+    return {"step": step, "length": row["length"], "nll": nll, "bits_per_base": nll / math.log(2)}
 
 
 def complete(options):

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import figure_file  # noqa: F401  before anything of matplotlib: it chooses the backend
+from eval_reader import read_evaluations
 from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
-from plot_eval import describe_eval, draw_kinds, read_evaluations
+from plot_eval import describe_eval, draw_kinds
 from plot_extrapolation import describe_extrapolation, draw_extrapolation
 from plot_genome import chosen_prompts, describe_genome, draw_genome, read_completions
 from plot_loss import describe_loss, draw_loss

@@ -1,21 +1,21 @@
 """The figure of extrapolation: perplexity by length of several models, those that stay flat in detail."""
 
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from console import DataError, count, one_line
+from console import DataError, count
+from eval_reader import names_of_evaluations, note_on_data
 from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
-from plot_eval import by_length, names_of
-from run_reader import read_bytes
+from plot_eval import by_length
+from run_reader import CONFIG, differing_keys, read_config
 
 FLAT = 1.25  # a curve is flat if its perplexities differ by no more than this factor
 INSET = (0.1, 0.5, 0.46, 0.46)  # left, bottom, width, height: shares of the axes
 INSET_END, CURVES_BELOW = 0.62, 0.4  # left of this the curves stay below that, so that the inset hides none
-LARGEST_CONFIG = 1 << 20  # bytes
-SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")
+SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
+DRAWN_WITH = re.compile(r", seed [0-9]+$")  # in the description of generated data
 
 
 @dataclass(frozen=True)
@@ -34,57 +34,70 @@ class Curve:
         return len(finite) == len(self.perplexity) and finite.max() <= FLAT * finite.min()
 
 
-def config_beside(path):
-    """The settings of the run whose folder the file lies in, without the seed; None if there is no run."""
-    file = Path(path).absolute().parent / "config.toml"
-    if not file.exists():
-        return None
-    try:
-        config = tomllib.loads(read_bytes(file, LARGEST_CONFIG).decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {error}") from None
-    if isinstance(config.get("train"), dict):
-        config["train"].pop("seed", None)
-    return config
+@dataclass(frozen=True)
+class Model:
+    """Evaluations by one protocol that are seeds of one model, or one evaluation. It is named as an
+    evaluation is."""
+
+    run: Path  # of seeds: their runs' common path, without the seed
+    step: str
+    protocol: str
+    path: Path
+    seeds: list
 
 
-def differing_keys(one, other):
-    """Names, section.key, of what two configs do not have in common."""
-    flat = [
-        {f"{section}.{key}": value for section, keys in config.items() if isinstance(keys, dict)
-         for key, value in keys.items()}
-        for config in (one, other)
-    ]  # fmt: skip
-    return sorted(key for key in flat[0].keys() | flat[1].keys() if flat[0].get(key) != flat[1].get(key))
+def config_of(evaluation):
+    """The settings of its run without the seed: from the run's folder or the one the file lies in. {} if
+    there are none."""
+    for folder in (evaluation.run, Path(evaluation.path).absolute().parent):
+        if (folder / CONFIG).exists():
+            config = read_config(folder)
+            config.pop("train.seed", None)
+            return config
+    return {}
 
 
 def check_same_settings(evaluations):
     """Refuses to average what are not seeds of the same settings, as far as the files tell."""
     first = evaluations[0]
-    config = config_beside(first.path)
+    config = config_of(first)
     for other in evaluations[1:]:
-        pair = f"{first.path} and {other.path} are called seeds of one model, but"
+        pair = f"{first.where} and {other.where} are called seeds of one model, but"
         if not np.array_equal(first.lengths, other.lengths):
             raise DataError(f"{pair} were evaluated at different lengths")
         if first.train_length != other.train_length:
             raise DataError(f"{pair} were trained at different lengths")
-        theirs = config_beside(other.path)
-        if config is not None and theirs is not None and (keys := differing_keys(config, theirs)):
+        data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
+        if all(data) and data[0] != data[1]:
+            raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
+        theirs = config_of(other)
+        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
             raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
 
 
-def groups_of(evaluations):
-    """Lists of evaluations that are seeds of one model, with its name: runs called X_seed1, X_seed2, ..."""
+def models_of(evaluations):
+    """The models: runs X_seed1, X_seed2, ... in one folder, evaluated by one protocol, are one. A run that is
+    there twice is not averaged."""
     groups = {}
-    names = names_of(evaluations)
-    for name, evaluation in zip(names, evaluations, strict=True):
-        is_seed = name == one_line(evaluation.run.name) and SEED.search(name) and SEED.sub("", name)
-        groups.setdefault(SEED.sub("", name) if is_seed else name, []).append((name, evaluation))
-    found = []
-    for model, members in groups.items():
-        name = f"{model} (mean of {count(len(members), 'seed')})" if len(members) > 1 else members[0][0]
-        found.append((name, [evaluation for _, evaluation in members]))
-    return found
+    for each in evaluations:
+        model = SEED.sub("", each.run.name) or each.run.name
+        groups.setdefault((each.run.with_name(model), each.protocol), []).append(each)
+    models = []
+    for (run, protocol), members in groups.items():
+        if 1 < len(members) == len({each.run for each in members}):
+            models.append(Model(run, "", protocol, members[0].path, members))
+        else:
+            models += [Model(each.run, each.step, protocol, each.path, [each]) for each in members]
+    return models
+
+
+def groups_of(evaluations):
+    """(name, seeds) of each model."""
+    models = models_of(evaluations)
+    return [
+        (f"{name} (mean of {count(len(model.seeds), 'seed')})" if len(model.seeds) > 1 else name, model.seeds)
+        for name, model in zip(names_of_evaluations(models), models, strict=True)
+    ]
 
 
 def curve_of(name, evaluations):
@@ -153,11 +166,12 @@ def draw_extrapolation(evaluations):
         figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
         draw_curves(axes, curves, styles)
         by_length(axes, evaluations)
-        axes.set_ylabel("perplexity")
+        note = note_on_data(evaluations)
+        axes.set_ylabel(f"perplexity{note}")
         if len(flat) == len(curves):
             return figure
         axes.set_yscale("log")
-        axes.set_ylabel("perplexity (logarithmic)")
+        axes.set_ylabel(f"perplexity (logarithmic){note}")
         plain_numbers(axes)
         if flat:
             make_room(axes, curves)

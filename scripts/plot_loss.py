@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from console import DataError, one_line
+from console import DataError
 from figure_file import COLOURS, DASHED, GRID, LINES, MARKERS, REFERENCE, STYLE, legend_below, plt
+from run_names import names_of
 from run_reader import finite, read_metrics, read_summary
 
 
@@ -30,15 +31,6 @@ def loss_points(metrics, key):
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
-def names_of(runs):
-    """What the legend calls each run: its folder's name, its path where another run has the same name."""
-    names = [Path(run).resolve().name for run in runs]
-    unique = [name if names.count(name) == 1 else str(run) for name, run in zip(names, runs, strict=True)]
-    return [
-        one_line(f"./{name}" if name.startswith("_") else name) for name in unique
-    ]  # matplotlib hides "_..."
-
-
 def draw_run(axes, run, name, n, warn):
     """Every step pale, smoothed strong, validation as points. Returns what should be in view."""
     colour, line, marker = COLOURS[n % len(COLOURS)], LINES[n % len(LINES)], MARKERS[n % len(MARKERS)]
@@ -61,13 +53,13 @@ def draw_run(axes, run, name, n, warn):
     return np.concatenate([in_view, validation])
 
 
-def draw_loss(runs, warn=lambda message: None):
+def draw_loss(runs, warn=lambda message: None, names=None):
     """A figure with the loss of each run by step and, where the task has one, the Bayes-optimal loss."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
         in_view = np.concatenate([
             draw_run(axes, run, name, n, warn)
-            for n, (run, name) in enumerate(zip(runs, names_of(runs), strict=True))
+            for n, (run, name) in enumerate(zip(runs, names or names_of(runs), strict=True))
         ])  # fmt: skip
         optima = [finite(read_summary(run).get("bayes_optimal_loss")) for run in runs]
         for optimum in sorted({round(value, 6) for value in optima if not np.isnan(value)}):

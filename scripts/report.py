@@ -56,11 +56,11 @@ def run(words):
     arguments = parse_arguments(words)
     from figure_file import check_output_path, write_output
     from report_page import page
-    from report_runs import read_evaluations, read_runs
+    from report_runs import gather_evaluations, read_runs
 
     check_output_path(arguments.out)
     runs = read_runs(arguments.runs, arguments.layers)
-    measured = read_evaluations(runs, arguments.evaluations)
+    measured = gather_evaluations(runs, arguments.evaluations)
     own_command = shlex.join([".venv/bin/python", "scripts/report.py", *map(str, words)])
     write_output(arguments.out, page(runs, measured, own_command), "page")
     console.say(str(arguments.out))

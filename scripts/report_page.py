@@ -4,18 +4,20 @@ import math
 from datetime import UTC, datetime
 
 from console import DataError, count, some
+from eval_reader import note_on_data
 from plot_eval import draw_eval
 from plot_loss import draw_loss
 from plot_prior import describe_prior, draw_prior
 from report_commands import evaluation_command, figure_commands, training_commands
 from report_html import document, element, number, picture, table
-from report_runs import EVALUATION, by_kind, differing_keys, last_sign_of_life
+from report_runs import EVALUATION, by_kind, differing_settings, last_sign_of_life
 from run_reader import finite, is_number
 
 ROUNDING = (
     "Numbers are those of the runs' files, rounded: losses to 4 decimals, perplexities to 5 significant "
     "digits, accuracies to 0.1 %, speeds, bytes and seconds to 4 significant digits; hours are cut to "
-    "minutes. Each stands unrounded in the page's source, as the value of its data element."
+    "minutes. In tables each stands unrounded in the page's source, as the value of its data element; those "
+    "in sentences are rounded alone."
 )
 ABSENT = "\N{EN DASH}"
 
@@ -103,7 +105,7 @@ def start_of(run):
 
 def best_of(run):
     best = run.best_validation()
-    return f"{best[1]:.4f} at step {best[0]:,}" if best else ABSENT
+    return element("span", loss(float(best[1])), f" at step {best[0]:,}") if best else ABSENT
 
 
 def said(items, css=""):
@@ -139,7 +141,7 @@ FACTS = {  # a row of the table of runs, and what it says of one
 }
 LOSSES = {
     "training, last step": lambda run: loss(run.latest("loss")),
-    "training, smoothed, at the end": lambda run: loss(float(run.smoothed_loss())),
+    "training, smoothed, at the end": lambda run: loss(run.smoothed_loss()),
     "validation, last": lambda run: loss(run.latest("val_loss")),
     "validation, lowest": best_of,
     "best possible (Bayes-optimal)": lambda run: loss(run.latest("bayes_optimal_loss")),
@@ -167,7 +169,7 @@ def shown(value):
 
 
 def config_section(runs):
-    differing = differing_keys(runs)
+    differing = differing_settings(runs)
     if len(runs) == 1:
         yield element("p", "One run: there is nothing to compare. Its settings stand in its command below.")
     elif not differing:
@@ -190,7 +192,7 @@ def loss_section(runs):
         return
     caption = "Pale: every step. Strong: smoothed over a hundredth of the run. Points: validation."
     names = some([run.name for run in with_loss])
-    figure = draw_loss([run.folder for run in with_loss])
+    figure = draw_loss([run.folder for run in with_loss], names=[run.name for run in with_loss])
     yield picture(figure, f"Training and validation loss by step of {names}", caption)
     yield facts_table(with_loss, {what: say for what, say in LOSSES.items()})
 
@@ -252,16 +254,18 @@ def described(each):
 def evaluation_section(runs, measured):
     without = [run.name for run in runs if not any(each.run is run for each in measured)]
     if without:
-        how = f"train_gpt_goat eval --checkpoint RUN --json RUN/{EVALUATION} makes one"
+        how = f"./train_gpt_goat eval --checkpoint RUN --json RUN/{EVALUATION} makes one"
         yield element("p", f"Not evaluated, there is no {EVALUATION}: {some(without)}; {how}.")
     for group in by_kind(measured):
+        note = note_on_data([each.evaluation for each in group])
         for heading, made in tables_of_kind(group):
-            yield element("h3", heading)
+            yield element("h3", heading + note)
             yield made
         names = some([each.name for each in group])
         caption = f"As in the table: {names}."
         try:
-            figure = draw_eval([each.evaluation for each in group])
+            labels = [labelled(each, group) for each in group]
+            figure = draw_eval([each.evaluation for each in group], labels)
             yield picture(figure, f"Evaluation by length of {names}", caption)
         except DataError as error:
             yield element("p", f"No figure: {error}.")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,23 +9,25 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, ScriptError, count
-from plot_eval import Evaluation
-from plot_loss import loss_points, names_of, smoothed
+from eval_reader import Evaluation, find_runs, read_evaluations
+from plot_loss import loss_points, smoothed
 from plot_prior import PriorMatrices, prior_matrices
+from run_names import names_of, real
 from run_reader import (
+    CONFIG,
     Checkpoint,
     check_run_folder,
+    differing_keys,
     finite,
+    flat,
     newest_checkpoint,
-    parse_json,
-    read_bytes,
+    read_config,
     read_json,
     read_metrics,
     read_summary,
 )
 
-LARGEST_CONFIG, LARGEST_EVALUATION = 1 << 20, 256 << 20  # bytes
-CONFIG, METRICS, EVALUATION, START = "config.toml", "metrics.jsonl", "eval.json", "init_from.json"
+METRICS, EVALUATION, START = "metrics.jsonl", "eval.json", "init_from.json"
 NOTABLE_WAIT = 0.01  # share of the time that a run may wait for its data before that is worth a warning
 
 
@@ -91,9 +92,11 @@ class Run:
         return Counter(str(entry["skipped"]) for entry in self.metrics if "skipped" in entry)
 
     def smoothed_loss(self):
-        """The end of the curve that the figure shows, NaN without one."""
+        """The end of the curve that the figure shows, or None."""
         steps, loss = loss_points(self.metrics, "loss")
-        return smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))[-1] if len(steps) else np.nan
+        if not len(steps):
+            return None
+        return float(smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))[-1])
 
     def best_validation(self):
         """(step, loss) of the lowest validation loss, or None."""
@@ -101,28 +104,12 @@ class Run:
         return (int(steps[loss.argmin()]), loss.min()) if len(loss) else None
 
 
-def flat(table, prefix=""):
-    """A config's values by section.key."""
-    values = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        values |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return values
-
-
-def read_config(path):
-    try:
-        return flat(tomllib.loads(read_bytes(path, LARGEST_CONFIG).decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: not TOML; the file is damaged ({error})") from None
-
-
 def read_run(folder, layers):
     """The run in `folder`, with the prior of `layers`. Raises UsageError, DataError."""
     check_run_folder(folder)
     run = Run(folder)
     if (folder / CONFIG).exists():
-        run.config = read_config(folder / CONFIG)
+        run.config = read_config(folder)
     else:
         run.notes.append(f"there is no {CONFIG}")
     if (folder / METRICS).exists():
@@ -175,7 +162,7 @@ def last_sign_of_life(run):
 
 def read_runs(folders, layers):
     """The runs, each once, with names that tell them apart."""
-    folders = list({folder.resolve(): folder for folder in folders}.values())
+    folders = list({real(folder): folder for folder in folders}.values())
     runs = [read_run(folder, layers) for folder in folders]
     for run, name in zip(runs, names_of(folders), strict=True):
         run.name = name
@@ -185,15 +172,12 @@ def read_runs(folders, layers):
 # Configs
 
 
-def differing_keys(runs):
+def differing_settings(runs):
     """{section: {key: a value for each run, None where its config lacks the key}} of keys that are not the
     same in all runs that have a config."""
-    configs = [run.config for run in runs if run.config]
-    keys = dict.fromkeys(key for config in configs for key in config)
     differing = {}
-    for key in keys:
-        if len({json.dumps(config.get(key), default=str) for config in configs}) > 1:
-            differing.setdefault(key.partition(".")[0], {})[key] = [run.config.get(key) for run in runs]
+    for key in differing_keys([run.config for run in runs if run.config]):
+        differing.setdefault(key.partition(".")[0], {})[key] = [run.config.get(key) for run in runs]
     return differing
 
 
@@ -202,14 +186,23 @@ def differing_keys(runs):
 
 @dataclass(frozen=True)
 class Measured:
-    """One evaluation: what eval --json wrote, where it stands, and whose it is."""
+    """One evaluation, and whose it is."""
 
     evaluation: Evaluation
-    contents: dict
-    file: Path
-    where: str  # the file, and which it is of several there
     run: Run | None  # None: of a run that is not among those asked for
     name: str
+
+    @property
+    def contents(self):
+        return self.evaluation.contents
+
+    @property
+    def file(self):
+        return self.evaluation.path
+
+    @property
+    def where(self):
+        return self.evaluation.where
 
     @property
     def kind(self):
@@ -218,51 +211,21 @@ class Measured:
         return self.evaluation.is_task, self.evaluation.has_depths, of
 
 
-def evaluation_objects(path):
-    """What eval --json wrote, or each member of {"evaluations": [...]}."""
-    try:
-        contents = parse_json(read_bytes(path, LARGEST_EVALUATION))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON; the file is damaged ({error})") from None
-    if not isinstance(contents, dict):
-        raise DataError(f"{path}: expected a JSON object")
-    several = contents.get("evaluations", [contents])
-    if not isinstance(several, list):
-        raise DataError(f"{path}: 'evaluations' is not a list")
-    return several
-
-
-def measured_in(contents, path, where, owner, runs):
-    """What one member of a file says."""
-    evaluation = Evaluation(where, contents)
-    run = owner or run_of_checkpoint(contents["checkpoint"], runs)
-    name = run.name if run else evaluation.run.name or str(evaluation.run)
-    return Measured(evaluation, contents, path, where, run, name)
-
-
-def run_of_checkpoint(checkpoint, runs):
-    """The run that a checkpoint's path names: by the path, or by the name where one run alone has it."""
-    path = Path(checkpoint)
-    folder = path.parent.parent if path.parent.name == "checkpoints" else path
-    same = [run for run in runs if run.folder.resolve() == folder.resolve()]
-    return next(iter(same or only(run for run in runs if run.folder.resolve().name == folder.name)), None)
-
-
-def only(items):
-    items = list(items)
-    return items if len(items) == 1 else []
-
-
-def read_evaluations(runs, files):
+def gather_evaluations(runs, files):
     """eval.json of each run, then what the files hold; what is there twice counts once."""
-    sources = [(run.folder / EVALUATION, run) for run in runs if (run.folder / EVALUATION).exists()]
+    by_folder = {run.folder: run for run in runs}
+    sources = [(run.folder / EVALUATION, run.folder) for run in runs if (run.folder / EVALUATION).exists()]
+    pairs = []
+    for path, home in [*sources, *((path, None) for path in files)]:
+        evaluations = read_evaluations(path)
+        pairs += zip(evaluations, find_runs(evaluations, by_folder, home), strict=True)
+    others = list(dict.fromkeys(evaluation.run for evaluation, folder in pairs if folder is None))
+    names = dict(zip(others, names_of([*others, *by_folder]), strict=False))
     found = {}
-    for path, owner in [*sources, *((path, None) for path in files)]:
-        several = evaluation_objects(path)
-        for number, contents in enumerate(several, 1):
-            where = str(path) if len(several) == 1 else f"{path}, evaluation {number}"
-            each = measured_in(contents, path, where, owner, runs)
-            found.setdefault((each.name, json.dumps(contents, sort_keys=True)), each)
+    for evaluation, folder in pairs:
+        run = by_folder.get(folder)
+        each = Measured(evaluation, run, run.name if run else names[evaluation.run])
+        found.setdefault((each.name, json.dumps(each.contents, sort_keys=True)), each)
     return list(found.values())
 
 

@@ -18,10 +18,12 @@ import xxhash
 from console import DataError, UsageError, one_line
 
 MANIFEST, WEIGHTS, CHECKSUM = "state.json", "model.safetensors", "xxh3_64"
+CONFIG = "config.toml"
 FORMAT_OF_FILES, FORMAT_OF_PIECES = 1, 2  # a checksum for each file, or for each of its pieces
 LARGEST_MANIFEST = 64 << 20  # bytes
 LARGEST_COUNT = 1 << 62
 LARGEST_JSON = 64 << 20  # bytes
+LARGEST_CONFIG = 1 << 20  # bytes
 READ_BYTES = 1 << 20
 STEP_FOLDER = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")  # as printf's %08d writes it
 
@@ -270,14 +272,21 @@ def step_folders(run):
     return dict(sorted(found.items(), reverse=True))
 
 
-def newest_checkpoint(run, warn):
-    """The newest checkpoint that can be used; warn(message) is told of others. Raises DataError."""
-    folders = step_folders(run)
-    for folder in folders.values():
+def first_whole(folders, warn):
+    """The first checkpoint of these folders that can be used, or None; warn(message) is told of others."""
+    for folder in folders:
         try:
             return read_checkpoint(folder)
         except DataError as error:
             warn(f"warning: {error}; trying the checkpoint before it")
+    return None
+
+
+def newest_checkpoint(run, warn):
+    """The newest checkpoint that can be used; warn(message) is told of others. Raises DataError."""
+    folders = step_folders(run)
+    if checkpoint := first_whole(folders.values(), warn):
+        return checkpoint
     if folders:
         raise DataError(f"{run / 'checkpoints'}: none of its {len(folders)} checkpoints can be used")
     raise DataError(
@@ -298,7 +307,7 @@ def open_checkpoint(path, step, warn):
         if step not in (None, checkpoint.step):
             raise UsageError(f"--checkpoint {step}: {path} is the checkpoint of step {checkpoint.step}")
         return checkpoint
-    if not (path / "config.toml").exists() and not (path / "checkpoints").exists():
+    if not (path / CONFIG).exists() and not (path / "checkpoints").exists():
         raise UsageError(
             f"{path}: holds no run (config.toml, checkpoints) and no checkpoint ({MANIFEST}, {WEIGHTS})"
         )
@@ -316,8 +325,35 @@ def check_run_folder(path):
     if not path.is_dir():
         problem = "is not a folder" if path.exists() else "no such folder"
         raise UsageError(f"{path}: {problem}; expected the one given to train_gpt_goat --out")
-    if not (path / "config.toml").exists() and not (path / "metrics.jsonl").exists():
+    if not (path / CONFIG).exists() and not (path / "metrics.jsonl").exists():
         raise UsageError(f"{path}: holds no run (config.toml, metrics.jsonl)")
+
+
+# Configs
+
+
+def flat(table, prefix=""):
+    """A config's values by section.key."""
+    values = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return values
+
+
+def read_config(run):
+    """The values of a run's config.toml by section.key. Raises DataError."""
+    path = Path(run) / CONFIG
+    try:
+        return flat(tomllib.loads(read_bytes(path, LARGEST_CONFIG).decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: not TOML; the file is damaged ({error})") from None
+
+
+def differing_keys(configs):
+    """The keys that are not the same in all configs, in their order."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({json.dumps(config.get(key), default=str) for config in configs}) > 1]
 
 
 # Metrics

@@ -158,9 +158,38 @@ def test_the_seed_decides_which_pieces(genome):
     assert [p["prompt"] for p in one["prompts"]] != [p["prompt"] for p in other["prompts"]]
 
 
+def evaluation_of(run, rows, step=40, **more):
+    checkpoint = f"{run}/checkpoints/step_{step:08}"
+    return {"checkpoint": checkpoint, "step": step, "train_length": 128, "results": rows} | more
+
+
+def test_the_loss_is_that_of_this_checkpoint_by_the_recut_protocol(genome, capsys):
+    def rows(nll):
+        return [{"length": 128, "nll": nll}]
+
+    answers = [{"length": 128, "nll": 0.1, "span_token_accuracy": 1.0}]
+    other = genome.parent / "other"
+    mine = evaluation_of(genome, rows(1.25), protocol="recut")
+    several = [
+        evaluation_of(other, rows(0.5), protocol="recut"),
+        evaluation_of(genome, answers, task="niah"),
+        evaluation_of(genome, rows(0.75), step=30, protocol="recut"),
+        evaluation_of(genome, rows(1.0), protocol="paper"),
+        mine,
+    ]
+    (genome / "eval.json").write_text(json.dumps({"evaluations": several}))
+    assert complete(genome, *OPTIONS)["evaluation"]["nll"] == 1.25
+    (genome / "eval.json").write_text(json.dumps({"evaluations": several[:1] * 2}))  # of one run: this, moved
+    assert complete(genome, *OPTIONS)["evaluation"]["nll"] == 0.5
+    (genome / "eval.json").write_text(json.dumps({"evaluations": several[:2]}))
+    capsys.readouterr()
+    assert complete(genome, *OPTIONS)["evaluation"] is None
+    assert "holds no perplexity of this run" in capsys.readouterr().err
+
+
 def test_the_loss_is_that_of_the_evaluation_at_the_training_length(genome, capsys):
     rows = [{"length": n, "nll": nll} for n, nll in ((64, 1.5), (128, math.log(4)), (256, 1.25))]
-    evaluation = {"step": 40, "train_length": 128, "results": rows}
+    evaluation = evaluation_of(genome, rows)
     (genome / "eval.json").write_text(json.dumps(evaluation))
     found = complete(genome, *OPTIONS)["evaluation"]
     assert found == {"step": 40, "length": 128, "nll": math.log(4), "bits_per_base": pytest.approx(2)}

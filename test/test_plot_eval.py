@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import eval_reader
 import plot_eval
 from console import DataError
 
@@ -40,7 +41,7 @@ def together(path, *files):
 
 def draw_all(*paths):
     """{what is added to the file's name: figure}"""
-    evaluations = [evaluation for path in paths for evaluation in plot_eval.read_evaluations(path)]
+    evaluations = [evaluation for path in paths for evaluation in eval_reader.read_evaluations(path)]
     return dict(plot_eval.draw_kinds(evaluations))
 
 
@@ -83,6 +84,26 @@ def test_tokens_and_whole_answers_differ_in_line_and_runs_in_marker(tmp_path):
     assert lines["mine, tokens"].get_marker() != lines["b, tokens"].get_marker()
 
 
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend(tmp_path):
+    figure = draw(losses(tmp_path / "a.json", run="_x"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["./_x", "training length"]
+
+
+def test_different_data_are_said_beside_the_axis(tmp_path):
+    cells = [(256, 0.1, 0.5, 0.25), (256, 0.5, 0.4, 0.1)]
+    for make, label in [
+        (lambda path, **more: losses(path, **more), "perplexity (logarithmic)"),
+        (lambda path, **more: answers(path, [(256, None, 0.5, 0.25)], **more), "accuracy"),
+        (lambda path, **more: answers(path, cells, **more), "accuracy of the answer's tokens"),
+    ]:
+        for data, note in [("shards 'x'", ""), ("shards 'y'", " (of different data)")]:
+            first = make(tmp_path / "a.json", data="shards 'x'")
+            figure = draw(first, make(tmp_path / "b.json", run="other", data=data))
+            assert label + note in {axes.get_ylabel() for axes in figure.axes}
+    unknown = draw(losses(tmp_path / "a.json"), losses(tmp_path / "b.json", run="other", data="shards 'x'"))
+    assert unknown.axes[0].get_ylabel() == "perplexity (logarithmic)"
+
+
 def test_two_files_of_one_run_are_told_apart(tmp_path):
     paths = [losses(tmp_path / name) for name in ("a.json", "b.json")]
     assert set(lines_of(draw(*paths))) == {*map(str, paths), "training length"}
@@ -113,7 +134,7 @@ def test_names_tell_runs_protocols_and_steps_apart(tmp_path, evaluations, names)
         for n, (run, step, protocol) in enumerate(evaluations)
     ]
     path = together(tmp_path / "all.json", *parts)
-    found = plot_eval.names_of(plot_eval.read_evaluations(path))
+    found = eval_reader.names_of_evaluations(eval_reader.read_evaluations(path))
     assert found == [name.replace("FILE", str(path)) for name in names]
 
 
@@ -157,12 +178,12 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(DataError, match="not what train_gpt_goat eval --json writes"):
-            plot_eval.read_evaluations(path)
+            eval_reader.read_evaluations(path)
     losses(path, [])
     with pytest.raises(DataError, match="not what"):
-        plot_eval.read_evaluations(path)
+        eval_reader.read_evaluations(path)
     with pytest.raises(DataError, match="not what"):
-        plot_eval.read_evaluations(together(tmp_path / "b.json", losses(tmp_path / "c.json"), path))
+        eval_reader.read_evaluations(together(tmp_path / "b.json", losses(tmp_path / "c.json"), path))
 
 
 def test_the_command_writes_the_figure_beside_the_file(tmp_path, run_command):

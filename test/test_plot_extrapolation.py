@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
+import eval_reader
 import plot
-import plot_eval
 import plot_extrapolation as extrapolation
 from console import DataError
 from fabricated_run import fails, no_figure_stays_open  # fixtures
-from test_plot_eval import answers, losses
+from test_plot_eval import answers, losses, together
 
 FLAT = ((128, 1.50), (512, 1.48), (2048, 1.47))
 BROKEN = ((128, 1.49), (512, 2.50), (2048, 5.00))
 
 
 def evaluations_of(*paths):
-    return [evaluation for path in paths for evaluation in plot_eval.read_evaluations(path)]
+    return [evaluation for path in paths for evaluation in eval_reader.read_evaluations(path)]
 
 
 def draw(*paths):
@@ -102,6 +102,66 @@ def test_seeds_of_one_model_are_one_curve_with_a_band(tmp_path):
     assert edges[:, 1].min() == pytest.approx(np.exp(1.1)) and edges[:, 1].max() == pytest.approx(np.exp(1.6))
 
 
+def evaluated_by(tmp_path, *evaluations):
+    """[(name, runs)] of the curves; evaluations: (run, protocol, step)"""
+    paths = [
+        losses(tmp_path / f"{n}.json", ((128, 1.0), (512, 1.0 + n)), run=run, protocol=protocol, step=step)
+        for n, (run, protocol, step) in enumerate(evaluations)
+    ]
+    groups = extrapolation.groups_of(evaluations_of(together(tmp_path / "all.json", *paths)))
+    return [(name, [str(each.run)[len("/runs/") :] for each in members]) for name, members in groups]
+
+
+def test_seeds_are_grouped_by_protocol_and_by_folder(tmp_path):
+    runs = [f"{folder}/m_seed{seed}" for folder in "xy" for seed in (1, 2)]
+    both = [(run, protocol, 10) for run in runs[:2] for protocol in ("recut", "paper")]
+    assert evaluated_by(tmp_path, *both) == [
+        ("m, recut (mean of 2 seeds)", runs[:2]),
+        ("m, paper (mean of 2 seeds)", runs[:2]),
+    ]
+    assert evaluated_by(tmp_path, *((run, "recut", 10) for run in runs)) == [
+        ("x/m (mean of 2 seeds)", runs[:2]),
+        ("y/m (mean of 2 seeds)", runs[2:]),
+    ]
+    assert evaluated_by(tmp_path, (runs[0], "recut", 10), (runs[3], "recut", 10)) == [
+        ("m_seed1", [runs[0]]),
+        ("m_seed2", [runs[3]]),
+    ]
+
+
+def test_a_run_that_is_there_twice_is_not_averaged(tmp_path):
+    twice = [("m_seed1", "recut", 10), ("m_seed1", "recut", 20), ("m_seed2", "recut", 10)]
+    names = ["m_seed1 at step 10", "m_seed1 at step 20", "m_seed2"]
+    assert [name for name, _ in evaluated_by(tmp_path, *twice)] == names
+
+
+def test_both_protocols_of_two_seeds_are_two_curves_with_bands(tmp_path):
+    paths = [
+        losses(tmp_path / f"{seed}{protocol}.json", ((128, 1.0), (512, 2.0 + seed)), run=f"m_seed{seed}",
+               protocol=protocol)
+        for seed in (1, 2) for protocol in ("recut", "paper")
+    ]  # fmt: skip
+    axes = draw(together(tmp_path / "all.json", *paths)).axes[0]
+    assert len(axes.collections) == 2
+
+
+def test_different_data_are_said_beside_the_axis_and_refused_among_seeds(tmp_path):
+    one = losses(tmp_path / "a.json", BROKEN, data="shards 'x': 9 tokens")
+    for data, note in [("shards 'x': 9 tokens", ""), ("shards 'y'", " (of different data)")]:
+        other = losses(tmp_path / "b.json", FLAT, run="other", data=data)
+        assert draw(one, other).axes[0].get_ylabel() == f"perplexity (logarithmic){note}"
+        flat = losses(tmp_path / "c.json", FLAT, run="flat", data="shards 'x': 9 tokens")
+        assert draw(flat, other).axes[0].get_ylabel() == f"perplexity{note}"
+    seeds = [losses(tmp_path / f"{n}.json", run=f"m_seed{n}", data=f"shards '{n}'") for n in (1, 2)]
+    with pytest.raises(DataError, match=r"evaluated on different data: shards '1'; shards '2'"):
+        draw(*seeds)
+    drawn = [
+        losses(tmp_path / f"{n}.json", run=f"m_seed{n}", data=f"copy mixture, validation: vocab 9, seed {n}")
+        for n in (1, 2)
+    ]
+    assert len(extrapolation.curves_of(evaluations_of(*drawn))) == 1  # one task, another seed
+
+
 def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
     one, other = seed_files(tmp_path, ({}, {"steps": 6}))
     with pytest.raises(DataError, match=r"different settings: train\.steps"):
@@ -111,6 +171,15 @@ def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
     (other.parent / "config.toml").write_text("steps = [")
     with pytest.raises(DataError, match="config.toml"):
         draw(one, other)
+    config = "[train]\nsteps = {}\n"
+    for n, path in enumerate((one, other)):  # beside the checkpoints, when the files stand elsewhere
+        (path.parent / "config.toml").write_text(config.format(n))
+    elsewhere = [
+        losses(tmp_path / f"{n}.json", checkpoint=f"{path.parent}/checkpoints/step_00000010")
+        for n, path in enumerate((one, other))
+    ]
+    with pytest.raises(DataError, match=r"different settings: train\.steps"):
+        draw(together(tmp_path / "all.json", *elsewhere))
     (other.parent / "config.toml").unlink()
     with pytest.raises(DataError, match="evaluated at different lengths"):
         draw(one, losses(other, FLAT, run="m_seed2"))

@@ -1,12 +1,14 @@
 """The figures made of an analysis, key bias and signal against sink, and when an analysis is refused."""
 
+import shlex
+
 import numpy as np
 import pytest
 
 import plot
 import plot_signal
 import plot_sink
-from analysis_reader import open_analysis
+from analysis_reader import command_for, open_analysis
 from console import DataError, UsageError
 from fabricated_analysis import HEADS, LAYERS, LENGTH, write_analysis
 from fabricated_run import fails, no_figure_stays_open, peaked_tensors, run, write_checkpoint  # fixtures
@@ -160,7 +162,7 @@ def test_the_commands_write_into_the_runs_folder(run, rng, capsys):
 
 
 def test_a_missing_or_old_analysis_is_refused_with_the_command_that_makes_it(run, rng, fails):
-    command = f"train_gpt_goat analyze --checkpoint {run}"
+    command = f": ./train_gpt_goat analyze --checkpoint {run}"
     for name in ("sink", "signal"):
         assert command in fails(2, name, run)
     write_analysis(run, rng, step=39)
@@ -170,6 +172,11 @@ def test_a_missing_or_old_analysis_is_refused_with_the_command_that_makes_it(run
     assert "no such folder" in fails(2, "sink", run / "nowhere")
     assert "is not a folder" in fails(2, "sink", run / "config.toml")
     assert not (run / "figures").exists()
+
+
+def test_the_command_for_an_analysis_is_one_for_the_shell(tmp_path):
+    words = shlex.split(command_for(tmp_path / "a run's"))
+    assert words == ["./train_gpt_goat", "analyze", "--checkpoint", f"{tmp_path}/a run's"]
 
 
 def test_a_damaged_newer_checkpoint_does_not_make_an_analysis_old(run, rng):

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import report
+import report_page
 from conftest import REPOSITORY
 from fabricated_run import (  # with a fixture
     CONFIG, no_figure_stays_open, peaked_tensors, toml, write_metrics, write_run,
 )  # fmt: skip
+from plot_eval import draw_eval
 from report_pages import Page, texts
 
 SCRIPT = REPOSITORY / "scripts" / "report.py"
@@ -114,12 +116,21 @@ def test_losses_are_those_of_the_metrics(tmp_path, page_of):
     page = page_of(run)
     assert page.row("training, last step") == [("4.5062", repr(lines[-1]["loss"]))]
     assert page.row("validation, last") == [("4.2346", "4.234567")]
-    assert texts(page.row("validation, lowest")) == ["4.1235 at step 20"]
+    assert page.row("validation, lowest") == [("4.1235 at step 20", "4.123456")]
     [(shown, value)] = page.row("training, smoothed, at the end")
     assert lines[-1]["loss"] < float(value) < lines[-4]["loss"] and shown == f"{float(value):.4f}"
     [image] = [each for each in page.images if "loss" in each["alt"]]
     kind, _, data = image["src"].partition(";base64,")
     assert kind == "data:image/svg+xml" and b"<svg" in base64.b64decode(data)
+
+
+def test_a_run_that_has_only_validated_has_a_dash_for_the_other_losses(tmp_path, page_of):
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+    (runs[0] / "summary.json").unlink()
+    write_metrics(runs[0], [{"step": 1, "val_loss": 4.5}])
+    page = page_of(*runs)
+    assert page.row("training, smoothed, at the end")[0] == ("\N{EN DASH}", None)
+    assert page.row("validation, lowest")[0] == ("4.5000 at step 1", "4.5")
 
 
 def test_a_run_that_was_not_finished_says_how_far_it_came(tmp_path, page_of):
@@ -257,6 +268,56 @@ def test_files_of_several_evaluations_join_those_of_the_runs(tmp_path, page_of):
     }
     assert "gone, trained at length 40; a run that is not among those of this page" in page.text
     assert "there is no eval.json: c;" in page.text
+
+
+def test_a_file_of_several_runs_gives_each_its_own_evaluation(tmp_path, page_of):
+    first, second = finished(tmp_path / "a"), finished(tmp_path / "b")
+    several = [
+        evaluation(run, losses((40, nll)), protocol=protocol)
+        for run, nll, protocol in [(first, 1.0, "recut"), (second, 2.0, "recut"), (second, 3.0, "paper")]
+    ]
+    (first / "eval.json").write_text(json.dumps({"evaluations": several}))
+    page = page_of(first, second)
+    tables = [table for table in page.tables if table[0][0][0] == "length (tokens)"]
+    assert [[(row[0][0], row[1][0]) for row in table[1:]] for table in tables] == [
+        [("a, step 40", "2.7183"), ("b, step 40", "7.3891")],
+        [("b, step 40", "20.086")],
+    ]
+    assert "Not evaluated" not in page.text
+
+
+def test_a_renamed_run_keeps_the_evaluation_in_its_folder(tmp_path, page_of):
+    runs = [finished(tmp_path / name) for name in ("a", "b")]
+    rows = losses((40, 1.0))
+    (runs[0] / "eval.json").write_text(json.dumps(evaluation(tmp_path / "its old name", rows)))
+    assert texts(page_of(*runs).row("a, step 40")) == ["2.7183"]
+
+
+def test_tables_and_figures_call_a_run_the_same(tmp_path, page_of, monkeypatch):
+    runs = [finished(tmp_path / name) for name in ("1/a", "2/a", "b")]
+    for run in runs[1:]:
+        write_evaluation(run, losses((40, 1.0)))
+    names = []
+
+    def draw(evaluations, labels):
+        names.append(labels)
+        return draw_eval(evaluations, labels)
+
+    monkeypatch.setattr(report_page, "draw_eval", draw)
+    page = page_of(*runs)
+    [table] = [table for table in page.tables if table[0][0][0] == "length (tokens)"]
+    assert names == [[row[0][0] for row in table[1:]]] == [["2/a, step 40", "b, step 40"]]
+    assert texts(page.tables[0][0]) == ["", "1/a", "2/a", "b"]
+
+
+def test_evaluations_of_different_data_are_said_to_be(tmp_path, page_of):
+    runs = [finished(tmp_path / name) for name in ("a", "b")]
+    heading = "Perplexity by length, protocol recut"
+    for data, note in [("shards 'x'", ""), ("shards 'y'", " (of different data)")]:
+        write_evaluation(runs[0], losses((40, 1.0)), protocol="recut", data="shards 'x'")
+        write_evaluation(runs[1], losses((40, 2.0)), protocol="recut", data=data)
+        text = page_of(*runs).text
+        assert heading + note in text and ("of different data" in text) == bool(note)
 
 
 def test_protocols_and_tasks_have_tables_of_their_own(tmp_path, page_of):

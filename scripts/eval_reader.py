@@ -1,0 +1,132 @@
+"""Reads what `train_gpt_goat eval --json` wrote: evaluations, the runs they are of, and what to call them."""
+
+from pathlib import Path
+
+import numpy as np
+from console import DataError
+from run_names import names_of, real, shown
+from run_reader import finite, parse_json, read_bytes
+
+LARGEST_FILE = 256 << 20  # bytes
+NO_EVALUATION = "not what train_gpt_goat eval --json writes"
+OF_DIFFERENT_DATA = "of different data"
+
+
+class Evaluation:
+    """An evaluation in a JSON file. rows: the results by ascending length; is_task: whether answers were
+    looked for; has_depths: whether each length was measured with the needle at several depths; protocol: ""
+    for a task; data: what was evaluated, "" where the file does not say; where: the file, and which it is of
+    several there; label: the file, and its name among them; contents: all that the file says."""
+
+    def __init__(self, path, contents, where=None):
+        self.path, self.where, self.label, self.contents = path, where or str(path), str(path), contents
+        try:
+            self.train_length = contents["train_length"]
+            self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
+            self.protocol, self.data = (str(contents.get(key, "")) for key in ("protocol", "data"))
+            self.rows = sorted(contents["results"], key=lambda row: row["length"])
+            is_good = self.train_length > 0 and all(
+                row["length"] > 0 and "nll" in row and (row.get("depth") is None or row["depth"] >= 0)
+                for row in self.rows
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_good = False
+        if not is_good or not self.rows:
+            raise DataError(f"{self.where}: {NO_EVALUATION}")
+        self.is_task = all("span_token_accuracy" in row for row in self.rows)
+        self.has_depths = self.is_task and len({row.get("depth") for row in self.rows}) > 1
+
+    @property
+    def lengths(self):
+        return np.array([row["length"] for row in self.rows])
+
+    @property
+    def kind(self):
+        if not self.is_task:
+            return "perplexity"
+        return "depths" if self.has_depths else "accuracy"
+
+    def column(self, key):
+        """[rows], NaN where a value is missing or not finite."""
+        return np.array([finite(row.get(key)) for row in self.rows])
+
+
+def read_evaluations(path):
+    """The evaluations in a file: one, or those of several runs or protocols."""
+    path = Path(path)
+    try:
+        contents = parse_json(read_bytes(path, LARGEST_FILE))
+    except ValueError:
+        raise DataError(f"{path}: {NO_EVALUATION}") from None
+    if not isinstance(contents, dict) or "evaluations" not in contents:
+        return [Evaluation(path, contents)]
+    members = contents["evaluations"]
+    if not isinstance(members, list) or not members:
+        raise DataError(f"{path}: {NO_EVALUATION}")
+    evaluations = [
+        Evaluation(path, each, f"{path}, evaluation {number}" if len(members) > 1 else None)
+        for number, each in enumerate(members, 1)
+    ]
+    for name, evaluation in zip(names_of_evaluations(evaluations), evaluations, strict=True):
+        evaluation.label = f"{path}: {name}"
+    return evaluations
+
+
+# Runs
+
+
+def run_of(checkpoint):
+    """The folder of the run, from the path of a checkpoint: RUN/checkpoints/step_N, or one of its own.
+    Raises TypeError, ValueError for what no path can be."""
+    path = Path(checkpoint)
+    return real(path.parent.parent if path.parent.name == "checkpoints" else path)
+
+
+def find_runs(evaluations, folders, home=None):
+    """Whose each evaluation of one file is: one of the folders, or None.
+
+    A folder is known by its path. A run may have moved since: then a file in the folder `home` is that
+    folder's if it speaks of one run alone, and else a run is known by its name, where it is the only one of
+    that name.
+    """
+    runs = list(dict.fromkeys(each.run for each in evaluations))
+    there = {real(folder): folder for folder in folders}
+    found = {run: there[run] for run in runs if run in there}
+    if home is not None and len(runs) == 1:
+        found.setdefault(runs[0], home)
+    moved = [run for run in runs if run not in found]
+    for run in moved:
+        same = [path for path in there if path.name == run.name and path not in found]
+        if len(same) == 1 and sum(other.name == run.name for other in moved) == 1:
+            found[run] = there[same[0]]
+    return [found.get(each.run) for each in evaluations]
+
+
+# Names and data
+
+
+def names_of_evaluations(evaluations):
+    """What a legend calls each: its run; the step where there are several of a run; the protocol where there
+    are both; the file in place of the run where all these are the same."""
+    runs = names_of([each.run for each in evaluations])
+    steps = {}
+    for each in evaluations:
+        steps.setdefault(each.run, set()).add(each.step)
+    has_both = len({each.protocol for each in evaluations} - {""}) > 1
+
+    def name_of(each, name):
+        return f"{name}, {each.protocol}" if has_both and each.protocol else name
+
+    names = [
+        name_of(each, f"{run} at step {each.step}" if len(steps[each.run]) > 1 else run)
+        for run, each in zip(runs, evaluations, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else name_of(each, shown(str(each.path)))
+        for name, each in zip(names, evaluations, strict=True)
+    ]
+
+
+def note_on_data(evaluations):
+    """What a heading or the label of an axis adds where these do not compare, as the program's table does."""
+    return f" ({OF_DIFFERENT_DATA})" if len({each.data for each in evaluations if each.data}) > 1 else ""
