@@ -81,7 +81,7 @@ def models_of(evaluations):
     groups = {}
     for each in evaluations:
         model = SEED.sub("", each.run.name) or each.run.name
-        groups.setdefault((each.run.with_name(model), each.protocol), []).append(each)
+        groups.setdefault((each.run.parent / model, each.protocol), []).append(each)
     models = []
     for (run, protocol), members in groups.items():
         if 1 < len(members) == len({each.run for each in members}):

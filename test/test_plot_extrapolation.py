@@ -135,6 +135,11 @@ def test_a_run_that_is_there_twice_is_not_averaged(tmp_path):
     assert [name for name, _ in evaluated_by(tmp_path, *twice)] == names
 
 
+def test_a_checkpoint_at_the_top_of_the_disk_has_a_name(tmp_path):
+    path = losses(tmp_path / "a.json", checkpoint="/checkpoints/step_00000010")
+    assert [name for name, _ in extrapolation.groups_of(evaluations_of(path))] == ["/"]
+
+
 def test_both_protocols_of_two_seeds_are_two_curves_with_bands(tmp_path):
     paths = [
         losses(tmp_path / f"{seed}{protocol}.json", ((128, 1.0), (512, 2.0 + seed)), run=f"m_seed{seed}",
