@@ -1,5 +1,6 @@
 """The figure of extrapolation: perplexity by length of several models, those that stay flat in detail."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def config_of(evaluation):
     """The settings of its run without the seed: from the run's folder or the one the file lies in. {} if
     there are none."""
     for folder in (evaluation.run, Path(evaluation.path).absolute().parent):
-        if (folder / CONFIG).exists():
+        if os.path.exists(folder / CONFIG):  # False also where it may not be looked for
             config = read_config(folder)
             config.pop("train.seed", None)
             return config

@@ -140,6 +140,11 @@ def test_a_checkpoint_at_the_top_of_the_disk_has_a_name(tmp_path):
     assert [name for name, _ in extrapolation.groups_of(evaluations_of(path))] == ["/"]
 
 
+def test_folders_of_runs_that_cannot_be_looked_into_are_no_error(tmp_path):
+    seeds = [losses(tmp_path / f"{n}.json", run=f"{'x' * 300}/m_seed{n}") for n in (1, 2)]
+    assert len(extrapolation.curves_of(evaluations_of(*seeds))) == 1
+
+
 def test_both_protocols_of_two_seeds_are_two_curves_with_bands(tmp_path):
     paths = [
         losses(tmp_path / f"{seed}{protocol}.json", ((128, 1.0), (512, 2.0 + seed)), run=f"m_seed{seed}",
