@@ -16,6 +16,7 @@ from test_plot_eval import losses, together
     [
         (["/r/a", "/r/b", "/r/b"], ["/r/a", "/r/b"], "/r/a", ["/r/a", "/r/b", "/r/b"]),
         (["/r/a", "/r/b"], ["/r/a"], "/r/a", ["/r/a", None]),
+        (["/r/b", "/r/a"], ["/r/a"], "/r/a", [None, "/r/a"]),
         (["/old/c", "/old/c"], ["/r/a", "/r/b"], "/r/a", ["/r/a", "/r/a"]),  # renamed
         (["/old/a", "/old/b"], ["/r/a", "/r/b"], "/r/a", ["/r/a", "/r/b"]),  # moved, all of them
         (["/old/a"], ["/r/a", "/r/b"], None, ["/r/a"]),
