@@ -50,11 +50,10 @@ def signals_of(runs, layer=None, warn=lambda message: None):
     return [signal_of(run, name, layer, warn) for run, name in zip(runs, names_of(runs), strict=True)]
 
 
-def draw_column(column, signal):
-    """The four quantities of one run, by query."""
+def draw_column(column, signal, colours):
+    """The four quantities of one run, by query. The n-th layer or head has the n-th colour in all runs."""
     count = len(signal.curves)
     named = range(count) if count <= MOST_NAMED else (0, count - 1)
-    colours = layer_colours(count)
     for quantity, axes in enumerate(column):
         for n, curve in enumerate(signal.curves):
             label = f"{signal.noun} {n}" if n in named else None
@@ -68,13 +67,14 @@ def draw_column(column, signal):
 
 def draw_signal(signals):
     """A column a run, a row a quantity; rows share their scale, so that runs compare."""
+    colours = layer_colours(max(len(signal.curves) for signal in signals))
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
             len(QUANTITIES), len(signals), figsize=(1.6 + 3 * len(signals), 8.6), squeeze=False,
             layout="constrained", sharey="row", sharex="col",
         )  # fmt: skip
         for column, signal in zip(grid.T, signals, strict=True):
-            draw_column(column, signal)
+            draw_column(column, signal, colours)
             column[-1].set_xlabel("query i")
         for axes, (_, label) in zip(grid[:, 0], QUANTITIES, strict=True):
             axes.set_ylabel(label)

@@ -121,6 +121,23 @@ def test_runs_stand_beside_each_other_with_a_curve_a_layer(tmp_path, run, rng):
     assert shades == sorted(shades) and shades[-1] < 0.8  # in grey too
 
 
+def test_the_legends_colours_are_those_of_every_run_whatever_its_depth(tmp_path, run, rng):
+    runs = [run, tmp_path / "deep", tmp_path / "deeper"]
+    for each, layers in zip(runs, (4, 12, 14), strict=True):
+        write_analysis(each, rng, layers=layers)
+    figure = plot_signal.draw_signal(plot_signal.signals_of(runs))
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    shown = {name: line.get_color() for name, line in zip(names, legend.get_lines(), strict=True)}
+    order = [*range(4), "mean", *range(4, 12), 13]
+    assert names == [each if each == "mean" else f"layer {each}" for each in order]
+    assert len(set(shown.values())) == len(names)
+    for axes in figure.axes:
+        assert all(line.get_color() == shown[name] for name, line in labelled(axes).items())
+        in_order = [line.get_color() for line in axes.lines[:4]]
+        assert in_order == [shown[f"layer {n}"] for n in range(4)]
+
+
 def test_of_one_layer_each_head_is_a_curve(run, rng):
     values = write_analysis(run, rng)["signal_vs_sink"].astype(float)
     figure = plot_signal.draw_signal(plot_signal.signals_of([run], layer=1))
