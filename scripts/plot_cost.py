@@ -1,5 +1,6 @@
 """What training costs: time of a step, tokens a second and memory of runs on the same device."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from plot_loss import names_of
 from run_reader import finite, is_count, read_bytes, read_json, read_metrics, read_summary, step_folders
 
 LONGEST_STEP = 1e12  # ms; no step takes 30 years
-WARM_UP_STEPS = 2  # the first of a run; the program leaves them out of its speeds too
+WARM_UP_STEPS = 2  # the first of a process; the program leaves them out of its speeds too
 LARGEST_CONFIG = 1 << 20  # bytes
+PROCESS_KEYS = ("memory_bytes", "flops_per_second", "tokens_per_second", "mfu")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo")
 
 
@@ -21,7 +23,7 @@ class Cost:
     name: str
     run: Path
     conditions: dict  # what must be the same for costs to compare, by its name in a message
-    milliseconds: np.ndarray  # of every step after the first ones
+    milliseconds: np.ndarray  # of each step since the last change of settings, without the first ones
     tokens: int  # of a step
     memory: int | None  # bytes that the run's tensors take; None where no file says
 
@@ -48,15 +50,27 @@ def read_config(run):
         raise DataError(f"{path}: {error}") from None
 
 
+def checkpoint_states(run):
+    """What state.json says of each checkpoint that has one, the newest first."""
+    files = [folder / "state.json" for folder in step_folders(Path(run)).values()]
+    return [read_json(file) for file in files if file.exists()]
+
+
 def resolved_precision(run, config, device):
-    """fp32 or bf16: as a checkpoint says; else as `auto` is on the device."""
-    for folder in step_folders(Path(run)).values():
-        if (folder / "state.json").exists():
-            stored = read_json(folder / "state.json").get("precision")
-            if isinstance(stored, str):
-                return stored
+    """fp32 or bf16: as the newest checkpoint says; else as `auto` is on the device."""
+    for state in checkpoint_states(run):
+        if isinstance(state.get("precision"), str):
+            return state["precision"]
     chosen = config["model"].get("precision", "auto")
     return chosen if chosen != "auto" else "fp32" if device == "cpu" else "bf16"
+
+
+def ranks_of(config, summary):
+    """How many ranks trained; between which numbers, where only their leaves of the batch are told."""
+    if "ranks" in summary:
+        return summary["ranks"]
+    leaves = config.get("distributed", {}).get("leaves", 0)
+    return 1 if leaves in (0, 1) else f"1 to {leaves} (not in summary.json; distributed.leaves says no more)"
 
 
 def conditions_of(run, config, summary):
@@ -65,22 +79,67 @@ def conditions_of(run, config, summary):
         train = config["train"]
         return {
             "device": f"{summary['device']}: {summary['device_description']}",
+            "number of ranks": ranks_of(config, summary),
             "precision": resolved_precision(run, config, summary["device"]),
             "sequences a step (train.batch)": train["batch"],
             "sequences a micro-batch (train.micro_batch)": train["micro_batch"],
             "tokens a sequence (data.seq_len)": config["data"]["seq_len"],
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{run}: config.toml or summary.json lacks {error}; is it of another version?")
+        raise DataError(
+            f"{run}: config.toml or summary.json lacks {error}; is it of another version?"
+        ) from None
 
 
-def step_times(run, tokens):
-    """Milliseconds of each step, without the first ones where there are others."""
-    speeds = [finite(line.get("tokens_per_second")) for line in read_metrics(run)]
-    times = np.array([1000 * tokens / speed for speed in speeds if speed > 0])
-    times = times[times < LONGEST_STEP]
-    if not len(times):
-        raise DataError(f"{Path(run) / 'metrics.jsonl'}: no step has tokens_per_second")
+@dataclass(frozen=True)
+class Step:
+    number: int
+    milliseconds: float
+    traits: tuple  # what stays while a process trains: tokens a step, bytes, FLOPs a token, the peak of MFU
+
+
+def ratio(a, b):
+    return a / b if b else math.nan
+
+
+def steps_of(run):
+    """The steps, from lines of metrics.jsonl that follow each other: `tokens` and `seconds` are sums."""
+    before, steps = (0, 0, 0), []
+    for line in read_metrics(run):
+        number, tokens, seconds = now = tuple(finite(line.get(key)) for key in ("step", "tokens", "seconds"))
+        new_tokens, milliseconds = tokens - before[1], 1000 * (seconds - before[2])
+        if number - before[0] == 1 and new_tokens > 0 and 0 < milliseconds < LONGEST_STEP:
+            memory, flops, speed, mfu = (finite(line.get(key)) for key in PROCESS_KEYS)
+            traits = (new_tokens, memory, ratio(flops, speed), ratio(flops, mfu))
+            steps.append(Step(int(number), milliseconds, traits))
+        before = now
+    if not steps:
+        raise DataError(f"{Path(run) / 'metrics.jsonl'}: no step has 'step', 'tokens' and 'seconds'")
+    return steps
+
+
+def last_change(run, config, precision, steps):
+    """The last step that was trained with other settings or on another device, as far as files tell."""
+    traits = np.array([step.traits for step in steps])
+    is_as_now = np.isclose(traits, traits[-1], rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+    changed = [step.number for step, same in zip(steps, is_as_now, strict=True) if not same]
+    for state in checkpoint_states(run):
+        if is_count(state.get("step")) and was_set_otherwise(state, config, precision):
+            changed.append(state["step"])
+    return max((number for number in changed if number < steps[-1].number), default=0)
+
+
+def was_set_otherwise(state, config, precision):
+    try:
+        is_other_config = "config" in state and tomllib.loads(state["config"]) != config
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_other_config = False
+    return is_other_config or state.get("precision", precision) != precision
+
+
+def step_times(steps, after):
+    """Milliseconds of each step after that one, without the first ones where there are others."""
+    times = np.array([step.milliseconds for step in steps if step.number > after])
     return times[WARM_UP_STEPS:] if len(times) > WARM_UP_STEPS else times
 
 
@@ -96,11 +155,15 @@ def cost_of(run, name):
     sizes = conditions["sequences a step (train.batch)"], conditions["tokens a sequence (data.seq_len)"]
     if not all(is_count(size) and size > 0 for size in sizes):
         raise DataError(f"{Path(run) / 'config.toml'}: train.batch and data.seq_len must be counts")
+    steps, tokens = steps_of(run), sizes[0] * sizes[1]
+    if steps[-1].traits[0] != tokens:
+        raise DataError(
+            f"{Path(run) / 'metrics.jsonl'}: its last step trained {steps[-1].traits[0]:,.0f} tokens, and "
+            f"train.batch x data.seq_len of config.toml is {tokens:,}; the files are not of one run"
+        )
     memory = finite(summary.get("memory_bytes"))
-    return Cost(
-        name, Path(run), conditions, step_times(run, sizes[0] * sizes[1]), sizes[0] * sizes[1],
-        int(memory) if memory > 0 else None,
-    )  # fmt: skip
+    times = step_times(steps, last_change(run, config, conditions["precision"], steps))
+    return Cost(name, Path(run), conditions, times, tokens, int(memory) if memory > 0 else None)
 
 
 def costs_of(runs):
@@ -168,9 +231,10 @@ def draw_cost(costs, title):
 
 def title_of(costs):
     """The conditions, which all have in common."""
-    device, precision, batch, micro_batch, length = costs[0].conditions.values()
+    device, ranks, precision, batch, micro_batch, length = costs[0].conditions.values()
     return (
-        f"{one_line(device)}\n{one_line(precision)}, {batch} sequences of {length:,} tokens a step, in "
+        f"{one_line(device)}; ranks: {one_line(ranks)}\n"
+        f"{one_line(precision)}, {batch} sequences of {length:,} tokens a step, in "
         f"micro-batches of {micro_batch}; medians of the steps, whiskers: quartiles"
     )
 
