@@ -1,18 +1,24 @@
 """The commands that repeat a run: its training, its evaluation, its figures."""
 
+import math
 import os
-import re
 import shlex
 import subprocess
 import tomllib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from report_runs import CONFIG, EVALUATION, flat
+from plot_eval import Evaluation
+from report_runs import CONFIG, Run, evaluation_objects, flat
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM, PYTHON = "./train_gpt_goat", ".venv/bin/python"
 ANSWER_SECONDS = 20
+PUBLISHED = {  # lengths, depths and samples of each task where no options are given
+    "passkey": ((1024, 2048, 4096, 8192, 16384), (), 40),
+    "niah": ((512, 1024, 2048, 4096, 8192, 16384), (0.1, 0.3, 0.5, 0.7, 0.9), 20),
+}
 
 
 def program_path():
@@ -86,29 +92,162 @@ def training_commands(run):
     return commands
 
 
-def data_words(measured):
-    """--data, where other shards than the run's validation data were evaluated."""
-    named = re.match(r"shards '(.+)': ", str(measured.contents.get("data", "")))
-    validation = measured.run.config.get("data.val") if measured.run else None
-    if not named or (validation and Path("/", named[1]).match(str(validation))):
+class Unrepeatable(Exception):
+    """No command is known to make the file again; the message says why."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation of a file, seen as what the options of `eval` were."""
+
+    contents: dict
+    evaluation: Evaluation
+    run: Run | None  # None: not among those of the page
+
+    @property
+    def lengths(self):
+        return tuple(sorted({row["length"] for row in self.evaluation.rows}))
+
+    @property
+    def depths(self):
+        return tuple(sorted({row["depth"] for row in self.evaluation.rows if row.get("depth") is not None}))
+
+    @property
+    def samples(self):
+        return self.evaluation.rows[0].get("samples")
+
+    @property
+    def of_shards(self):
+        return str(self.contents.get("data", "")).startswith("shards '")
+
+    @property
+    def published(self):
+        return PUBLISHED.get(self.contents.get("task"), (None, None, None))
+
+    @property
+    def own_lengths(self):
+        """Those without --lengths."""
+        return self.published[0] if self.evaluation.is_task else (self.evaluation.train_length,)
+
+    @property
+    def tokens(self):
+        """The --tokens of this evaluation alone."""
+        return max(row["sequences"] * row["length"] for row in self.evaluation.rows)
+
+    def is_made_by(self, tokens):
+        """Whether --tokens gives these sequences; None: without it."""
+        if not self.of_shards:
+            given = self.contents.get("validation_tokens") if tokens is None else tokens
+            rows = self.evaluation.rows
+            return bool(given) and all(row["sequences"] == max(1, given // row["length"]) for row in rows)
+        left_out = self.contents.get("tokens_left_out", math.inf)
+        took_all = left_out < math.lcm(*self.lengths)
+        return took_all if tokens is None else tokens == self.tokens or (took_all and tokens > self.tokens)
+
+    @property
+    def default_precision(self):
+        """What `eval` computes in where no --precision is given; None where files do not tell."""
+        chosen = self.run.config.get("model.precision") if self.run else None
+        summary = self.run.summary if self.run else {}
+        known = {summary.get("device_description"): summary.get("device")}
+        device = known.get(self.contents.get("device")) if self.contents.get("device") else None
+        if chosen == "fp32" or device == "cpu":
+            return "fp32"
+        return "bf16" if device and chosen in ("auto", "bf16") else None
+
+
+def shared(option, values, defaults):
+    """What all evaluations have in common; None where each has its own default, or none has a value."""
+    if len(set(values)) == 1:
+        return values[0]
+    if values == defaults:
+        return None
+    raise Unrepeatable(f"its evaluations differ in {option}")
+
+
+def joined(values):
+    return ",".join(map(str, values))
+
+
+def retrieval_words(tasks):
+    depths = shared("--depths", [each.depths for each in tasks], [each.published[1] for each in tasks])
+    samples = shared("--samples", [each.samples for each in tasks], [each.published[2] for each in tasks])
+    words = ["--depths", joined(depths)] if depths else []
+    return [*words, "--samples", samples] if samples else words
+
+
+def protocol_words(perplexities):
+    """The protocol of all runs, and the tokens that recut takes of each."""
+    of_run = {}
+    for each in perplexities:
+        of_run.setdefault(each.contents["checkpoint"], set()).add(each.contents.get("protocol", "recut"))
+    protocols = shared("--protocol", [tuple(sorted(found)) for found in of_run.values()], None)
+    words = ["--protocol", "both" if len(protocols) > 1 else protocols[0]]
+    recut = [each for each in perplexities if each.contents.get("protocol", "recut") == "recut"]
+    is_told = all("sequences" in row for each in recut for row in each.evaluation.rows)
+    return ([] if protocols == ("recut",) else words) + (tokens_words(recut) if recut and is_told else [])
+
+
+def tokens_words(recut):
+    tokens = max(each.tokens for each in recut)
+    if all(each.is_made_by(tokens) for each in recut):
+        return ["--tokens", tokens]
+    if all(each.is_made_by(None) for each in recut):
         return []
-    return ["--data", *named[1].split(" ")] if " ... " not in named[1] else ["--data", named[1]]
+    raise Unrepeatable("its evaluations differ in --tokens")
 
 
-def evaluation_command(measured):
-    contents, rows = measured.contents, measured.evaluation.rows
-    words = [PROGRAM, "eval", "--checkpoint", contents["checkpoint"]]
-    words += ["--lengths", ",".join(str(n) for n in sorted({row["length"] for row in rows}))]
-    if measured.evaluation.is_task:
-        depths = sorted({row["depth"] for row in rows if "depth" in row})
-        words += ["--depths", ",".join(f"{depth:g}" for depth in depths)] if depths else []
-        words += ["--samples", rows[0]["samples"]] if "samples" in rows[0] else []
-    elif contents.get("protocol") == "paper":
-        words += ["--protocol", "paper"]
-    elif all("sequences" in row for row in rows):
-        words += ["--tokens", max(row["sequences"] * row["length"] for row in rows)]
-    json_file = measured.run.folder / EVALUATION if measured.run else EVALUATION
-    return shlex.join(map(str, [*words, *data_words(measured), "--json", json_file]))
+def data_words(perplexities):
+    """--data, where other shards than each run's validation data were evaluated."""
+    given = []
+    for each in perplexities:
+        if "data_files" not in each.contents and (each.of_shards or "data" not in each.contents):
+            said = each.contents.get("data", "no data")
+            raise Unrepeatable(f"it is of an older program and does not tell --data, it names {said}")
+        given += [tuple(each.contents["data_files"])] if each.of_shards else []
+    words = shared("--data", given, None) if given else ()
+    return ["--data", *words] if words else []
+
+
+def precision_words(several):
+    values = [each.contents.get("precision") for each in several]
+    defaults = [each.default_precision for each in several]
+    if values == defaults or not any(values):
+        return []
+    return ["--precision", shared("--precision", values, defaults)]
+
+
+def evaluation_words(file, several):
+    """The command that makes a file of these evaluations. Raises Unrepeatable."""
+    tasks = [each for each in several if each.evaluation.is_task]
+    perplexities = [each for each in several if not each.evaluation.is_task]
+    lengths = shared("--lengths", [each.lengths for each in several], [each.own_lengths for each in several])
+    words = [PROGRAM, "eval", "--checkpoint", *dict.fromkeys(each.contents["checkpoint"] for each in several)]
+    words += ["--lengths", joined(lengths)] if lengths else []
+    words += retrieval_words(tasks) if tasks else []
+    words += [*protocol_words(perplexities), *data_words(perplexities)] if perplexities else []
+    return [*words, *precision_words(several), "--json", file]
+
+
+def evaluation_commands(measured):
+    """[(what it does, command)] of each file of evaluations; None for the command where none is
+    known to make the file, and the words say why."""
+    runs = {each.contents["checkpoint"]: each.run for each in measured}
+    commands = []
+    for file in dict.fromkeys(each.file for each in measured):
+        several = [
+            Evaluated(contents, Evaluation(file, contents), runs.get(contents["checkpoint"]))
+            for contents in evaluation_objects(file)
+        ]
+        try:
+            words = evaluation_words(file, several)
+            commands.append((f"Evaluate again, into {file}", shlex.join(map(str, words))))
+        except Unrepeatable as why:
+            commands.append((f"No command makes {file} again: {why}.", None))
+        except (TypeError, ValueError, AttributeError, KeyError):
+            why = "it holds values that `eval` does not write"
+            commands.append((f"No command makes {file} again: {why}.", None))
+    return commands
 
 
 def figure_commands(runs, measured):

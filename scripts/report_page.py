@@ -8,7 +8,7 @@ from eval_reader import note_on_data
 from plot_eval import draw_eval
 from plot_loss import draw_loss
 from plot_prior import describe_prior, draw_prior
-from report_commands import evaluation_command, figure_commands, training_commands
+from report_commands import evaluation_commands, figure_commands, training_commands
 from report_html import document, element, number, picture, table
 from report_runs import EVALUATION, by_kind, differing_settings, last_sign_of_life
 from run_reader import finite, is_number
@@ -295,9 +295,10 @@ def command_section(runs, measured, own_command):
         if folder := run.state.get("data", {}).get("working_folder"):
             yield element("p", f"The training was started in {folder}.", css="faint")
         yield from (command_block(*each) for each in training_commands(run))
-        for each in measured:
-            if each.run is run:
-                yield command_block("Evaluate it", evaluation_command(each))
+    if measured:
+        yield element("h3", "Evaluations")
+    for what, command in evaluation_commands(measured):
+        yield command_block(what, command) if command else element("p", what, css="faint")
     yield element("h3", "Figures and this page")
     yield from (command_block(*each) for each in figure_commands(runs, by_kind(measured)))
     yield command_block("This page", own_command)
