@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from plot_eval import Evaluation
-from report_runs import CONFIG, Run, evaluation_objects, flat
+from report_runs import CONFIG, Run, flat
+from run_reader import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM, PYTHON = "./train_gpt_goat", ".venv/bin/python"
 ANSWER_SECONDS = 20
+LARGEST_EVALUATIONS = 256 << 20  # bytes
 PUBLISHED = {  # lengths, depths and samples of each task where no options are given
     "passkey": ((1024, 2048, 4096, 8192, 16384), (), 40),
     "niah": ((512, 1024, 2048, 4096, 8192, 16384), (0.1, 0.3, 0.5, 0.7, 0.9), 20),
@@ -101,20 +102,27 @@ class Evaluated:
     """One evaluation of a file, seen as what the options of `eval` were."""
 
     contents: dict
-    evaluation: Evaluation
     run: Run | None  # None: not among those of the page
 
     @property
+    def rows(self):
+        return self.contents["results"]
+
+    @property
+    def is_task(self):
+        return all("span_token_accuracy" in row for row in self.rows)
+
+    @property
     def lengths(self):
-        return tuple(sorted({row["length"] for row in self.evaluation.rows}))
+        return tuple(sorted({row["length"] for row in self.rows}))
 
     @property
     def depths(self):
-        return tuple(sorted({row["depth"] for row in self.evaluation.rows if row.get("depth") is not None}))
+        return tuple(sorted({row["depth"] for row in self.rows if row.get("depth") is not None}))
 
     @property
     def samples(self):
-        return self.evaluation.rows[0].get("samples")
+        return self.rows[0].get("samples")
 
     @property
     def of_shards(self):
@@ -127,19 +135,18 @@ class Evaluated:
     @property
     def own_lengths(self):
         """Those without --lengths."""
-        return self.published[0] if self.evaluation.is_task else (self.evaluation.train_length,)
+        return self.published[0] if self.is_task else (self.contents["train_length"],)
 
     @property
     def tokens(self):
         """The --tokens of this evaluation alone."""
-        return max(row["sequences"] * row["length"] for row in self.evaluation.rows)
+        return max(row["sequences"] * row["length"] for row in self.rows)
 
     def is_made_by(self, tokens):
         """Whether --tokens gives these sequences; None: without it."""
         if not self.of_shards:
-            given = self.contents.get("validation_tokens") if tokens is None else tokens
-            rows = self.evaluation.rows
-            return bool(given) and all(row["sequences"] == max(1, given // row["length"]) for row in rows)
+            given = self.contents.get("validation_tokens", 0) if tokens is None else tokens
+            return given > 0 and all(row["sequences"] == max(1, given // row["length"]) for row in self.rows)
         left_out = self.contents.get("tokens_left_out", math.inf)
         took_all = left_out < math.lcm(*self.lengths)
         return took_all if tokens is None else tokens == self.tokens or (took_all and tokens > self.tokens)
@@ -184,7 +191,7 @@ def protocol_words(perplexities):
     protocols = shared("--protocol", [tuple(sorted(found)) for found in of_run.values()], None)
     words = ["--protocol", "both" if len(protocols) > 1 else protocols[0]]
     recut = [each for each in perplexities if each.contents.get("protocol", "recut") == "recut"]
-    is_told = all("sequences" in row for each in recut for row in each.evaluation.rows)
+    is_told = all("sequences" in row for each in recut for row in each.rows)
     return ([] if protocols == ("recut",) else words) + (tokens_words(recut) if recut and is_told else [])
 
 
@@ -219,8 +226,8 @@ def precision_words(several):
 
 def evaluation_words(file, several):
     """The command that makes a file of these evaluations. Raises Unrepeatable."""
-    tasks = [each for each in several if each.evaluation.is_task]
-    perplexities = [each for each in several if not each.evaluation.is_task]
+    tasks = [each for each in several if each.is_task]
+    perplexities = [each for each in several if not each.is_task]
     lengths = shared("--lengths", [each.lengths for each in several], [each.own_lengths for each in several])
     words = [PROGRAM, "eval", "--checkpoint", *dict.fromkeys(each.contents["checkpoint"] for each in several)]
     words += ["--lengths", joined(lengths)] if lengths else []
@@ -235,10 +242,9 @@ def evaluation_commands(measured):
     runs = {each.contents["checkpoint"]: each.run for each in measured}
     commands = []
     for file in dict.fromkeys(each.file for each in measured):
-        several = [
-            Evaluated(contents, Evaluation(file, contents), runs.get(contents["checkpoint"]))
-            for contents in evaluation_objects(file)
-        ]
+        found = read_json(file, LARGEST_EVALUATIONS)
+        found = found.get("evaluations", [found])
+        several = [Evaluated(contents, runs.get(contents["checkpoint"])) for contents in found]
         try:
             words = evaluation_words(file, several)
             commands.append((f"Evaluate again, into {file}", shlex.join(map(str, words))))
