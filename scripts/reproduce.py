@@ -37,7 +37,7 @@ from pathlib import Path
 
 import console
 from console import DataError, ScriptError, UsageError
-from figure_file import replace_file
+from whole_file import replace_file
 from run_reader import read_json, read_metrics, read_summary
 from studies import STUDIES
 from study_tables import tables_of
@@ -252,8 +252,8 @@ def parse_arguments():
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of these names, as 'goat*-seed1'")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time, one thread each (2)")
     parser.add_argument("--minutes", type=float, help="start no model after so many minutes")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (runs)")
-    results = ROOT / "dev/results/reproduction"
+    runs, results = Path(os.path.relpath(ROOT / "runs")), ROOT / "dev/results/reproduction"
+    parser.add_argument("--runs", type=Path, default=runs, help="folder of the runs (runs)")
     parser.add_argument("--results", type=Path, default=results, help="folder of the files")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
