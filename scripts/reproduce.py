@@ -30,7 +30,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ from pathlib import Path
 import console
 from console import DataError, ScriptError, UsageError
 from whole_file import replace_file
-from run_reader import read_json, read_metrics, read_summary
+from run_reader import read_config, read_json, read_metrics, read_summary
 from studies import STUDIES
 from study_tables import tables_of
 
@@ -99,13 +98,9 @@ def as_settings(settings):
 
 def check_settings(experiment, run):
     """Raises DataError if the run that is there is another model's: its settings have changed since."""
-    try:
-        config = tomllib.loads((run / "config.toml").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{run / 'config.toml'}: {error}") from None
+    config = read_config(run)
     for key, value in experiment.settings.items():
-        section, _, name = key.partition(".")
-        found = config.get(section, {}).get(name)
+        found = config.get(key)
         if found != value:
             raise DataError(
                 f"{run}: {key} is {found!r}, in the study {value!r}; remove the run to train it anew"
