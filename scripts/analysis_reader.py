@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, UsageError
-from run_reader import MANIFEST, first_whole, is_count, read_json, read_manifest, step_folders
+from run_reader import MANIFEST, check_folder, first_whole, is_count, read_json, read_manifest, step_folders
 
 SUMMARY = "analysis.json"
 MOST_VALUES = 1 << 31  # of a file; more than the longest analysis of a large model
@@ -88,9 +88,7 @@ def open_analysis(run, warn):
     """The analysis of a run. Raises UsageError with the command that makes one, if there is none or the run
     has gone on since."""
     run = Path(run)
-    if not run.is_dir():
-        problem = "is not a folder" if run.exists() else "no such folder"
-        raise UsageError(f"{run}: {problem}; expected the one given to train_gpt_goat --out")
+    check_folder(run)
     if not (run / "analysis" / SUMMARY).exists():
         raise UsageError(f"{run / 'analysis'}: no analysis of the run; make one with: {command_for(run)}")
     analysis = read_summary_of_analysis(run)

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError, one_line
 from figure_file import COLOURS, REFERENCE, STYLE, literal, plt, wrapped
-from plot_loss import names_of
-from run_reader import finite, is_count, read_bytes, read_json, read_metrics, read_summary, step_folders
+from run_names import names_of
+from run_reader import (
+    MANIFEST, check_run_folder, finite, flat, is_count, read_config, read_manifest, read_metrics,
+    read_summary, step_folders,
+)  # fmt: skip
 
 LONGEST_STEP = 1e12  # ms; no step takes 30 years
 WARM_UP_STEPS = 2  # the first of a process; the program leaves them out of its speeds too
-LARGEST_CONFIG = 1 << 20  # bytes
 PROCESS_KEYS = ("memory_bytes", "flops_per_second", "tokens_per_second", "mfu")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo")
 
@@ -40,20 +42,13 @@ class Cost:
         return middle, high, low
 
 
-def read_config(run):
-    path = Path(run) / "config.toml"
-    if not path.exists():
-        raise UsageError(f"{path}: no such file; expected the folder given to train_gpt_goat --out")
-    try:
-        return tomllib.loads(read_bytes(path, LARGEST_CONFIG).decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {error}") from None
-
-
 def checkpoint_states(run):
-    """What state.json says of each checkpoint that has one, the newest first."""
-    files = [folder / "state.json" for folder in step_folders(Path(run)).values()]
-    return [read_json(file) for file in files if file.exists()]
+    """What state.json says of each checkpoint where it is whole, the newest first."""
+    for folder in step_folders(Path(run)).values():
+        try:
+            yield read_manifest(folder / MANIFEST)
+        except DataError:  # begun, or damaged: it tells nothing
+            continue
 
 
 def resolved_precision(run, config, device):
@@ -61,7 +56,7 @@ def resolved_precision(run, config, device):
     for state in checkpoint_states(run):
         if isinstance(state.get("precision"), str):
             return state["precision"]
-    chosen = config["model"].get("precision", "auto")
+    chosen = config.get("model.precision", "auto")
     return chosen if chosen != "auto" else "fp32" if device == "cpu" else "bf16"
 
 
@@ -69,23 +64,22 @@ def ranks_of(config, summary):
     """How many ranks trained; between which numbers, where only their leaves of the batch are told."""
     if "ranks" in summary:
         return summary["ranks"]
-    leaves = config.get("distributed", {}).get("leaves", 0)
+    leaves = config.get("distributed.leaves", 0)
     return 1 if leaves in (0, 1) else f"1 to {leaves} (not in summary.json; distributed.leaves says no more)"
 
 
 def conditions_of(run, config, summary):
     """What costs depend on, apart from the model. Raises DataError where a file does not say."""
     try:
-        train = config["train"]
         return {
             "device": f"{summary['device']}: {summary['device_description']}",
             "number of ranks": ranks_of(config, summary),
             "precision": resolved_precision(run, config, summary["device"]),
-            "sequences a step (train.batch)": train["batch"],
-            "sequences a micro-batch (train.micro_batch)": train["micro_batch"],
-            "tokens a sequence (data.seq_len)": config["data"]["seq_len"],
+            "sequences a step (train.batch)": config["train.batch"],
+            "sequences a micro-batch (train.micro_batch)": config["train.micro_batch"],
+            "tokens a sequence (data.seq_len)": config["data.seq_len"],
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise DataError(
             f"{run}: config.toml or summary.json lacks {error}; is it of another version?"
         ) from None
@@ -131,8 +125,8 @@ def last_change(run, config, precision, steps):
 
 def was_set_otherwise(state, config, precision):
     try:
-        is_other_config = "config" in state and tomllib.loads(state["config"]) != config
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_other_config = flat(tomllib.loads(state["config"])) != config
+    except (tomllib.TOMLDecodeError, RecursionError):
         is_other_config = False
     return is_other_config or state.get("precision", precision) != precision
 
@@ -144,6 +138,7 @@ def step_times(steps, after):
 
 
 def cost_of(run, name):
+    check_run_folder(Path(run))
     summary = read_summary(run)
     config = read_config(run)
     if not summary:

@@ -9,6 +9,11 @@ from run_names import names_of
 from run_reader import finite, read_metrics, read_summary
 
 
+def smoothing_width(steps):
+    """A hundredth of the run, in steps."""
+    return max(1, (steps[-1] - steps[0]) / 100)
+
+
 def smoothed(steps, loss, width):
     """Exponential moving average with a time constant of `width` steps.
 
@@ -43,7 +48,7 @@ def draw_run(axes, run, name, n, warn):
         warn(f"warning: {run}: {unusable} of {len(metrics)} steps have no finite loss; they are left out")
     in_view = np.empty(0)
     if len(steps):
-        curve = smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))
+        curve = smoothed(steps, loss, smoothing_width(steps))
         axes.plot(steps, loss, color=colour, alpha=0.25, linewidth=0.7)
         axes.plot(steps, curve, color=colour, linestyle=line, linewidth=1.8, label=name)
         in_view = curve[len(curve) // 50 :]

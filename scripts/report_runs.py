@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from console import DataError, ScriptError, count
 from eval_reader import Evaluation, find_runs, read_evaluations
-from plot_loss import loss_points, smoothed
+from plot_loss import loss_points, smoothed, smoothing_width
 from plot_prior import PriorMatrices, prior_matrices
 from run_names import names_of, real
 from run_reader import (
@@ -96,7 +96,7 @@ class Run:
         steps, loss = loss_points(self.metrics, "loss")
         if not len(steps):
             return None
-        return float(smoothed(steps, loss, max(1, (steps[-1] - steps[0]) / 100))[-1])
+        return float(smoothed(steps, loss, smoothing_width(steps))[-1])
 
     def best_validation(self):
         """(step, loss) of the lowest validation loss, or None."""

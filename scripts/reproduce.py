@@ -36,10 +36,10 @@ from pathlib import Path
 
 import console
 from console import DataError, ScriptError, UsageError
-from whole_file import replace_file
 from run_reader import read_config, read_json, read_metrics, read_summary
 from studies import STUDIES
 from study_tables import tables_of
+from whole_file import replace_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat"))
@@ -62,25 +62,29 @@ class Workers:
         return not self.stopped and time.monotonic() < self.deadline
 
     def call(self, arguments, log):
-        """Appends what it prints to `log`. Returns the exit code."""
+        """Runs the program, which adds what it prints to `log`. Returns whether it has done all that it was
+        asked for, and not been stopped. Raises ScriptError if it failed."""
         with open(log, "ab") as file:
             with self.lock:
                 if self.stopped:
-                    return STOPPED_AFTER_SAVING
-                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                    return False
                 process = subprocess.Popen(
                     [PROGRAM, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
-                    env=environment,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
                     start_new_session=True,  # Ctrl-C reaches it through stop() alone
                 )
                 self.running.add(process)
             code = process.wait()
             with self.lock:
                 self.running.discard(process)
-        return code
+        if code == 0:
+            return True
+        if self.stopped or code == STOPPED_AFTER_SAVING:
+            return False
+        raise ScriptError(f"{Path(log).stem}: the program ended with code {code}, see {log}")
 
     def stop(self):
         with self.lock:
@@ -115,10 +119,7 @@ def train(experiment, run, workers, log):
     if read_summary(run):
         return True
     start = ["--config", experiment.preset, "--out", str(run), *as_settings(experiment.settings)]
-    code = workers.call(["--resume", "--out", str(run)] if is_begun else start, log)
-    if code not in (0, STOPPED_AFTER_SAVING):
-        raise ScriptError(f"{experiment.name}: training ended with code {code}, see {log}")
-    return code == 0
+    return workers.call(["--resume", "--out", str(run)] if is_begun else start, log)
 
 
 def evaluate(experiment, run, workers, log):
@@ -126,30 +127,16 @@ def evaluate(experiment, run, workers, log):
     found = {}
     for name, options in experiment.evaluations.items():
         file = run / f"{name}.json"
-        code = workers.call(["eval", "--checkpoint", str(run), "--json", str(file), *options], log)
-        if workers.stopped:
+        if not workers.call(["eval", "--checkpoint", str(run), "--json", str(file), *options], log):
             return None
-        if code != 0:
-            raise ScriptError(f"{experiment.name}: eval ended with code {code}, see {log}")
         found[name] = read_json(file)
     return found
 
 
-def analyze(experiment, run, workers, log):
+def analyze(run, workers, log):
     """analysis.json, or None if it was stopped."""
-    code = workers.call(["analyze", "--checkpoint", str(run)], log)
-    if workers.stopped:
-        return None
-    if code != 0:
-        raise ScriptError(f"{experiment.name}: analyze ended with code {code}, see {log}")
-    return read_json(run / "analysis" / "analysis.json")
-
-
-def processor():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
+    is_done = workers.call(["analyze", "--checkpoint", str(run)], log)
+    return read_json(run / "analysis" / "analysis.json") if is_done else None
 
 
 def commands_of(experiment):
@@ -163,7 +150,6 @@ def commands_of(experiment):
 def result_of(study, experiment, run, evaluations, analysis):
     metrics = read_metrics(run)
     validation = [(entry["step"], entry["val_loss"]) for entry in metrics if "val_loss" in entry]
-    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
     return {
         "study": study,
         "preset": experiment.preset,
@@ -171,8 +157,6 @@ def result_of(study, experiment, run, evaluations, analysis):
         "seed": experiment.seed,
         "settings": experiment.settings,
         "commands": list(commands_of(experiment)),
-        "program": version.split()[1],
-        "processor": processor(),
         "summary": read_summary(run),
         "validation": validation,
         "evaluations": evaluations,
@@ -191,7 +175,7 @@ def finish(study, experiment, folders, workers):
     if not train(experiment, run, workers, log):
         return False
     evaluations = evaluate(experiment, run, workers, log)
-    analysis = analyze(experiment, run, workers, log) if experiment.is_analyzed else {}
+    analysis = analyze(run, workers, log) if experiment.is_analyzed else {}
     if evaluations is None or analysis is None:
         return False
     result = result_of(study, experiment, run, evaluations, analysis)

@@ -294,14 +294,18 @@ def newest_checkpoint(run, warn):
     )
 
 
+def check_folder(path):
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "no such folder"
+        raise UsageError(f"{path}: {problem}; expected the one given to train_gpt_goat --out")
+
+
 def open_checkpoint(path, step, warn):
     """The checkpoint that `path` means: a run's newest one or that of `step`, or what it is itself."""
     path = Path(path)
     if path.name == WEIGHTS and path.is_file():
         path = path.parent
-    if not path.is_dir():
-        problem = "is not a folder" if path.exists() else "no such folder"
-        raise UsageError(f"{path}: {problem}; expected the one given to train_gpt_goat --out")
+    check_folder(path)
     if (path / MANIFEST).exists():
         checkpoint = read_checkpoint(path)
         if step not in (None, checkpoint.step):
@@ -322,9 +326,7 @@ def open_checkpoint(path, step, warn):
 
 def check_run_folder(path):
     """Refuses what is no folder of a run, begun or finished."""
-    if not path.is_dir():
-        problem = "is not a folder" if path.exists() else "no such folder"
-        raise UsageError(f"{path}: {problem}; expected the one given to train_gpt_goat --out")
+    check_folder(path)
     if not (path / CONFIG).exists() and not (path / "metrics.jsonl").exists():
         raise UsageError(f"{path}: holds no run (config.toml, metrics.jsonl)")
 

@@ -1,7 +1,7 @@
 """The experiments of reproduce.py: which models are trained, and how they are evaluated."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SEEDS = (1, 2, 3)
 
@@ -14,7 +14,7 @@ class Experiment:
     settings: dict  # what differs from the preset, by section.key
     evaluations: dict  # name: options of `eval`
     is_analyzed: bool = False  # whether the spectrum of its prior is kept, too
-    group: str = field(default="")  # the table within the study
+    group: str = ""  # the table within the study
 
     @property
     def name(self):

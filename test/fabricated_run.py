@@ -70,6 +70,14 @@ def peaked_tensors():
     return tensors
 
 
+def write_manifest(folder, state):
+    """state.json with its checksum."""
+    sealed = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    (folder / "state.json").write_text(
+        json.dumps(state | {"xxh3_64": xxhash.xxh3_64_hexdigest(sealed.encode())})
+    )
+
+
 def write_checkpoint(folder, step, tensors, config=CONFIG):
     folder.mkdir(parents=True)
     weights = save(tensors)
@@ -79,10 +87,7 @@ def write_checkpoint(folder, step, tensors, config=CONFIG):
         "format": 1, "step": step, "config": toml(config),
         "files": [{"name": "model.safetensors", "bytes": len(weights), "xxh3_64": checksum}],
     }  # fmt: skip
-    sealed = json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    (folder / "state.json").write_text(
-        json.dumps(state | {"xxh3_64": xxhash.xxh3_64_hexdigest(sealed.encode())})
-    )
+    write_manifest(folder, state)
 
 
 def write_metrics(run, entries):

@@ -1,6 +1,13 @@
-"""Reads a page of report.py back: its tables, texts, pictures and commands."""
+"""Runs for report.py, and its page read back: tables, texts, pictures and commands."""
 
+import json
+import math
 from html.parser import HTMLParser
+
+import pytest
+
+import report
+from fabricated_run import CONFIG, write_run
 
 VOID = {"meta", "img", "br"}
 
@@ -67,3 +74,49 @@ class Page(HTMLParser):
 
 def texts(row):
     return [text for text, _ in row]
+
+
+# Runs, and the page of them
+
+SUMMARY = {
+    "loss": 3.21987654, "val_loss": 3.3, "steps": 40, "tokens": 163840, "seconds": 4000.25,
+    "parameters": 785728, "parameters_prior": 896, "device": "cpu", "device_description": "a processor",
+    "tokens_per_second": 4409.710041465592, "flops_per_second": 22324844999.68603,
+    "memory_bytes": 182784000, "skipped_updates": 2, "seconds_waiting_for_data": 0.0, "program": "0123abc",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_program(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAIN_GPT_GOAT", str(tmp_path / "no program"))
+
+
+@pytest.fixture
+def page_of(tmp_path, capsys):
+    """page_of(words...): the page that report.py writes, read back."""
+
+    def make(*words):
+        path = tmp_path / "page.html"
+        assert report.main([*map(str, words), "--out", str(path)]) == 0, capsys.readouterr()
+        return Page(path.read_text())
+
+    return make
+
+
+def evaluation(run, rows, train_length=40, **more):
+    checkpoint = str(run / "checkpoints/step_00000040")
+    return {"checkpoint": checkpoint, "train_length": train_length, "results": rows, "step": 40} | more
+
+
+def write_evaluation(run, rows, **more):
+    (run / "eval.json").write_text(json.dumps(evaluation(run, rows, **more)))
+
+
+def losses(*pairs):
+    return [{"length": n, "nll": nll, "perplexity": math.exp(nll), "tokens": 80} for n, nll in pairs]
+
+
+def finished(folder, tensors=None, config=CONFIG, **summary):
+    run = write_run(folder, tensors, config)
+    (run / "summary.json").write_text(json.dumps(SUMMARY | summary))
+    return run

@@ -7,7 +7,7 @@ import pytest
 
 import plot
 import plot_cost
-from fabricated_run import fails, no_figure_stays_open, toml  # fixtures
+from fabricated_run import fails, no_figure_stays_open, toml, write_manifest  # with fixtures
 
 BATCH, LENGTH = 4, 8
 TOKENS = BATCH * LENGTH
@@ -29,7 +29,8 @@ def write_lines(folder, steps):
 def write_state(run, step, **state):
     folder = run / "checkpoints" / f"step_{step:08d}"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"step": step} | state))
+    write_manifest(folder, {"format": 1, "step": step, "config": (run / "config.toml").read_text()} | state)
+    return folder / "state.json"
 
 
 def write_costs(folder, milliseconds, memory=3 << 20, summary=(), **changes):
@@ -113,11 +114,14 @@ def test_runs_under_other_conditions_are_refused_with_the_reason(tmp_path, fails
 
 def test_precision_is_that_of_the_checkpoint_or_of_auto_on_the_device(tmp_path):
     run = write_costs(tmp_path / "a", [1])
-    config = {"model": {"precision": "auto"}}
+    config = {"model.precision": "auto"}
     assert plot_cost.resolved_precision(run, config, "cpu") == "fp32"
     assert plot_cost.resolved_precision(run, config, "cuda") == "bf16"
-    assert plot_cost.resolved_precision(run, {"model": {"precision": "fp32"}}, "cuda") == "fp32"
+    assert plot_cost.resolved_precision(run, {"model.precision": "fp32"}, "cuda") == "fp32"
     write_state(run, 1, precision="bf16")
+    assert plot_cost.resolved_precision(run, config, "cpu") == "bf16"
+    damaged = write_state(run, 2, precision="fp32")
+    damaged.write_text(damaged.read_text().replace("fp32", "bf32"))
     assert plot_cost.resolved_precision(run, config, "cpu") == "bf16"
 
 
@@ -198,7 +202,7 @@ def test_a_run_of_few_steps_is_measured_by_all_of_them(tmp_path):
 
 def test_runs_that_do_not_say_enough_are_refused(tmp_path, fails):
     run = write_costs(tmp_path / "a", [1] * 5)
-    assert "no such file" in fails(2, "cost", tmp_path / "nowhere")
+    assert "no such folder" in fails(2, "cost", tmp_path / "nowhere")
     whole = {name: (run / name).read_bytes() for name in ("config.toml", "summary.json", "metrics.jsonl")}
     for name, contents, code, part in [
         ("config.toml", b"[", 3, "config.toml"),

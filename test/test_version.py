@@ -1,5 +1,6 @@
 """--version: what a report of a fault needs to say."""
 
+import json
 import re
 import subprocess
 
@@ -56,3 +57,13 @@ def test_the_commit_is_written_anew_only_when_it_changes(run_command, tmp_path):
     assert commit().endswith("-dirty")
     run_command([*git, "rm", "-q", "--cached", "commit.cmake"])
     assert "unknown" in commit()
+
+
+def test_a_run_says_which_program_trained_it_and_on_how_many_ranks(run_binary, tmp_path):
+    version = run_binary("--version").stdout.splitlines()[0].split(maxsplit=1)[1]
+    small = ("--set", "train.steps=2", "--set", "train.warmup=1", "--set", "eval.tokens=0", "--device", "cpu")
+    for ranks in (1, 2):
+        run = tmp_path / f"of_{ranks}"
+        run_binary("--config", "copy_mixture", "--out", run, "--ranks", ranks, *small)
+        summary = json.loads((run / "summary.json").read_text())
+        assert (summary["program"], summary["ranks"]) == (version, ranks)

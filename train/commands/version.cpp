@@ -2,12 +2,11 @@
 
 #include "kernels/open/open_communicator.h"
 #include "kernels/open/open_device.h"
+#include "train/run/build_commit.h"
 
 // CMakeLists.txt defines GOAT_COMPILER, GOAT_BUILD_TYPE, GOAT_CUDA_CODE (architectures, toolkit and cuBLASLt;
 // empty without the CUDA device) and GOAT_HAS_SIMT.
 namespace goat {
-
-extern const char* const build_commit;  // train/commands/commit.cmake writes it in every build
 
 std::string build_text() {
   return std::string("commit ") + build_commit + ", " + GOAT_COMPILER + ", " + GOAT_BUILD_TYPE + ", " +

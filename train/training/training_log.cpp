@@ -9,6 +9,7 @@
 #include "train/config/counted.h"
 #include "train/memory/memory.h"
 #include "train/replicas/leaves.h"
+#include "train/run/build_commit.h"
 #include "train/training/sources.h"
 
 namespace goat {
@@ -164,7 +165,9 @@ void TrainingLog::finish(const std::filesystem::path& checkpoint, std::optional<
   const RunState& state = trainer_.state();
   const double tokens_per_second =
       progress_.throughput().tokens_per_second().value_or(static_cast<double>(state.tokens) / state.seconds);
-  nlohmann::json summary = {{"device", device_.info().name},
+  nlohmann::json summary = {{"program", build_commit},
+                            {"ranks", trainer_.ranks().size()},
+                            {"device", device_.info().name},
                             {"device_description", device_.info().description},
                             {"steps", state.step},
                             {"tokens", state.tokens},
