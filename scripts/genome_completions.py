@@ -31,12 +31,12 @@ from eval_reader import find_runs, read_evaluations
 from genome_measures import (
     BASES, DEFINITIONS, WINDOW, gc_content, matches, mean_or_none, pearson_r,
 )  # fmt: skip
+from program import program_path
 from run_reader import finite, open_checkpoint, parse_json, read_bytes
 from shard_reader import open_shard, validation_files
 from whole_file import replace_file
 
 SCRIPT = "genome_completions.py"
-ROOT = Path(__file__).resolve().parent.parent
 UNKNOWN = BASES.index("N")
 TRIES = 1000  # places looked at for each prompt before the data count as all N
 LARGEST_SAMPLES = 1 << 30  # bytes
@@ -190,7 +190,7 @@ def complete(options):
     record = record or min(len(shard.tokens) for shard in shards)
     length = options.prompt_length + options.new
     evaluation = measured_loss(checkpoint)
-    program = Path(os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat"))
+    program = program_path()
     found = []
     for n, (shard, start) in enumerate(draw_places(shards, record, length, options.prompts, options.seed)):
         bases = letters_of(shard, shard.tokens[start : start + length])

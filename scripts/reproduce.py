@@ -36,13 +36,12 @@ from pathlib import Path
 
 import console
 from console import DataError, ScriptError, UsageError
+from program import ROOT, as_settings, program_path
 from run_reader import read_config, read_json, read_metrics, read_summary
 from studies import STUDIES
 from study_tables import tables_of
 from whole_file import replace_file
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = Path(os.environ.get("TRAIN_GPT_GOAT", ROOT / "train_gpt_goat"))
 STOPPED_AFTER_SAVING = 4
 
 warn = partial(console.warn, "reproduce.py")
@@ -69,7 +68,7 @@ class Workers:
                 if self.stopped:
                     return False
                 process = subprocess.Popen(
-                    [PROGRAM, *arguments],
+                    [program_path(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -91,13 +90,6 @@ class Workers:
             self.stopped = True
             for process in self.running:
                 process.send_signal(signal.SIGTERM)
-
-
-def as_settings(settings):
-    def as_toml(value):
-        return str(value).lower() if isinstance(value, bool) else value
-
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={as_toml(value)}")]
 
 
 def check_settings(experiment, run):
@@ -252,8 +244,8 @@ def body():
     if arguments.table:
         console.say(tables_of(arguments.study, finished))
         return
-    if not PROGRAM.exists():
-        raise ScriptError(f"{PROGRAM}: there is no program yet: run make")
+    if not program_path().exists():
+        raise ScriptError(f"{program_path()}: there is no program yet: run make")
     console.say(f"{arguments.study}: {len(finished)} of {len(experiments)} models are finished")
     left = [each for each in experiments if not results[each.name]]
     deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes

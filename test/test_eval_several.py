@@ -137,12 +137,14 @@ def runs(tmp_path_factory, binary):
 
 @pytest.fixture
 def evaluate(runs, run_binary, tmp_path):
-    """evaluate(names, *options): the JSON file and the output."""
+    """evaluate(names, *options): the JSON file, without the words that made it, and the output."""
 
     def run(names, *options):
         path = tmp_path / "eval.json"
         done = run_binary("eval", "--checkpoint", *(runs[name] for name in names), "--json", path, *options)
-        return json.loads(path.read_text()), done.stdout
+        found = json.loads(path.read_text())
+        assert found.pop("arguments")[0] == "eval"
+        return found, done.stdout
 
     return run
 
@@ -313,13 +315,16 @@ def test_what_is_finished_stays_when_a_later_run_fails(runs, evaluate, run_binar
     words = ["eval", "--checkpoint", runs["goat"], tmp_path / "misshapen", "--json", file]
     errors = run_binary(*words, code=3).stderr
     assert f"note: --checkpoint {tmp_path / 'misshapen'} was not evaluated to its end; {file} holds" in errors
-    assert json.loads(file.read_text()) == {"evaluations": [alone]}
+    assert json.loads(file.read_text()) == {"evaluations": [alone], "arguments": list(map(str, words))}
 
 
-def test_an_evaluation_says_its_precision_and_the_data_that_were_named(bits_of, evaluate, tmp_path):
-    shard = str(tmp_path / "tokens.bin")
-    bits_of([0, 1, 2, 3, 0, 1, 2], "window", "--lengths", "2", "--data", shard)
-    found = json.loads((tmp_path / "eval.json").read_text())
-    assert [each["data_files"] for each in found["evaluations"]] == [[shard]] * 2
-    assert {each["precision"] for each in found["evaluations"]} == {"fp32"}
-    assert evaluate(["goat"], "--precision", "bf16")[0]["precision"] == "bf16"
+def test_an_evaluation_says_its_precision_and_its_file_the_words_that_made_it(runs, run_binary, tmp_path):
+    file = tmp_path / "eval.json"
+    words = ["eval", "--checkpoint", str(runs["goat"]), "--json", str(file), "--precision", "bf16"]
+    for protocol, several in (("recut", False), ("both", True)):
+        run_binary(*words, "--protocol", protocol)
+        found = json.loads(file.read_text())
+        assert found["arguments"] == [*words, "--protocol", protocol]
+        evaluations = found["evaluations"] if several else [found]
+        assert {each["precision"] for each in evaluations} == {"bf16"}
+        assert not several or "arguments" not in evaluations[0]

@@ -14,6 +14,7 @@ import reproduce
 import studies
 import study_tables
 from conftest import REPOSITORY
+from program import as_settings
 
 TINY = {
     "model.layers": 1,
@@ -36,7 +37,7 @@ def tiny(variant, seed=1, **changes):
 @pytest.fixture
 def start(binary, tmp_path, monkeypatch, capsys):
     """start(experiments, words...): reproduce.py with a study of these; its exit code, stdout and stderr."""
-    monkeypatch.setattr(reproduce, "PROGRAM", binary)
+    monkeypatch.setenv("TRAIN_GPT_GOAT", str(binary))
 
     def run(experiments, *words):
         monkeypatch.setitem(reproduce.STUDIES, "extrapolation", experiments)
@@ -174,7 +175,7 @@ def test_all_studies_have_models_that_differ_and_that_the_program_accepts(run_bi
         assert len(different) == len(experiments)
         for each in experiments:
             if each.seed == 1:
-                run_binary("--config", each.preset, *reproduce.as_settings(each.settings), "--print-config")
+                run_binary("--config", each.preset, *as_settings(each.settings), "--print-config")
 
 
 # Tables

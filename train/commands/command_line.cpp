@@ -356,6 +356,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
     require_run(training);
   else
     refuse_options_of_training(app, active());
+  evaluation.arguments.assign(argv + 1, argv + argc);
   if (eval.parsed())
     line.command = evaluation;
   else if (analyze.parsed())

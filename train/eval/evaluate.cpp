@@ -153,7 +153,9 @@ std::size_t planned_in(const std::vector<EvaluatedRun>& runs) {
 void save(const EvalOptions& options, const std::vector<nlohmann::json>& evaluations, std::size_t planned) {
   if (options.json.empty()) return;
   if (evaluations.size() < planned && is_device_or_folder(options.json)) return;
-  write_json(options.json, planned > 1 ? nlohmann::json{{"evaluations", evaluations}} : evaluations.front());
+  nlohmann::json json = planned > 1 ? nlohmann::json{{"evaluations", evaluations}} : evaluations.front();
+  json["arguments"] = options.arguments;
+  write_json(options.json, json);
 }
 
 void evaluate_run(const EvalOptions& options, const EvaluatedRun& run, Device& device, std::size_t planned,

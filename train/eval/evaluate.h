@@ -15,6 +15,7 @@ struct EvalOptions {
   std::string precision;                 // auto, fp32, bf16; empty: the run's model.precision
   std::vector<std::int64_t> lengths;     // empty: the training length; of a retrieval task: as published
   std::string json;                      // .json file for the results; empty: none
+  std::vector<std::string> arguments;    // the program's, for that file
 
   // Of perplexities.
   std::vector<std::string> data;  // glob patterns or files of shards; empty: validation data

@@ -51,7 +51,7 @@ void warn_if_others(const std::vector<ShardRecord>& now, const std::vector<Shard
 }  // namespace
 
 EvaluationData::EvaluationData(const SavedModel& model, const std::vector<std::string>& patterns)
-    : config_(model.config()), generated_(config_.data.source != "shards"), given_(patterns) {
+    : config_(model.config()), generated_(config_.data.source != "shards") {
   if (generated_ && !patterns.empty())
     throw ConfigError("--data " + patterns.front() +
                       ": the model was trained on generated data (data.source = \"" + config_.data.source +

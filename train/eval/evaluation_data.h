@@ -22,8 +22,6 @@ class EvaluationData {
   bool generated() const { return generated_; }                 // the data come from a built-in task
   const std::string& name() const { return config_.data.val; }  // name of the shards, for the user
 
-  const std::vector<std::string>& given() const { return given_; }  // the patterns
-
   bool has_answers() const;  // they come from a retrieval task
 
   // The data as sequences of `length` tokens. Throws DataError. For a retrieval task, all samples at `depth`
@@ -33,7 +31,6 @@ class EvaluationData {
  private:
   Config config_;
   bool generated_;
-  std::vector<std::string> given_;
   std::vector<std::string> files_;
 };
 

@@ -227,7 +227,6 @@ class PerplexityEvaluation final : public PlannedEvaluation {
   nlohmann::json run(const TrainedModel& model, Device& device) const override {
     print_heading(model, data_, plan_);
     nlohmann::json json = heading_json(model, plan_, device);
-    if (!data_.generated()) json["data_files"] = data_.given();
     for (std::size_t i = 0; i < plan_.cuts.size(); ++i) json["results"].push_back(row(model, device, i));
     return json;
   }
