@@ -32,8 +32,7 @@ Results results_of(const Config& config, Device& device, const StoredValues& val
     const Values& own = values.at(tensor.name);
     test.parameters.write(device, tensor, std::vector<float>(own.begin(), own.end()));
   }
-  test.parameters.zero_gradients(device);
-  test.model->forward_backward(device, 1.0f / static_cast<float>(shape.tokens()));
+  test.compute_gradients();
   Results results{.loss = test.mean_loss(), .gradients = {}};
   for (const StoredTensor& tensor : test.parameters.stored())
     results.gradients[tensor.name] = test.gradient(tensor);

@@ -91,6 +91,20 @@ struct TestModel {
     return sum / static_cast<double>(losses.size());
   }
 
+  // Gives the stored tensor of this name other values, row-major.
+  void write(const std::string& name, const std::vector<double>& of_tensor) {
+    for (const StoredTensor& tensor : parameters.stored())
+      if (tensor.name == name)
+        parameters.write(device, tensor, std::vector<float>(of_tensor.begin(), of_tensor.end()));
+    values.at(name) = of_tensor;
+  }
+
+  // The gradients of the mean loss, in place of those before.
+  void compute_gradients() {
+    parameters.zero_gradients(device);
+    model->forward_backward(device, 1.0f / static_cast<float>(inputs.size()));
+  }
+
   // The gradient of a stored tensor, row-major.
   std::vector<double> gradient(const StoredTensor& tensor) {
     Tensor view = tensor.layout;
