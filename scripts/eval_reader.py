@@ -52,7 +52,8 @@ class Evaluation:
 
 
 def read_evaluations(path):
-    """The evaluations in a file: one, or those of several runs or protocols."""
+    """The evaluations in a file: one, or those of several runs or protocols, or those of a model of
+    reproduce.py, which have names."""
     path = Path(path)
     try:
         contents = parse_json(read_bytes(path, LARGEST_FILE))
@@ -61,6 +62,8 @@ def read_evaluations(path):
     if not isinstance(contents, dict) or "evaluations" not in contents:
         return [Evaluation(path, contents)]
     members = contents["evaluations"]
+    if isinstance(members, dict):
+        members = list(members.values())
     if not isinstance(members, list) or not members:
         raise DataError(f"{path}: {NO_EVALUATION}")
     evaluations = [

@@ -13,8 +13,8 @@ from plot_eval import by_length
 from run_reader import CONFIG, differing_keys, read_config
 
 FLAT = 1.25  # a curve is flat if its perplexities differ by no more than this factor
-INSET = (0.1, 0.5, 0.46, 0.46)  # left, bottom, width, height: shares of the axes
-INSET_END, CURVES_BELOW = 0.62, 0.4  # left of this the curves stay below that, so that the inset hides none
+INSET = (0.14, 0.5, 0.46, 0.44)  # left, bottom, width, height: shares of the axes; its labels are left of it
+INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, so that the inset hides none
 SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
 DRAWN_WITH = re.compile(r", seed [0-9]+$")  # in the description of generated data
 

@@ -48,6 +48,15 @@ def test_runs_and_their_evaluations_have_the_same_names(tmp_path):
     assert names_of(["/a", "/b/a", "/a/../a"]) == ["/a", "b/a", "/a"]
 
 
+def test_the_file_of_a_model_of_reproduce_is_read_too(tmp_path):
+    alone = losses(tmp_path / "a.json", run="goat-seed1")
+    path = tmp_path / "goat-seed1.json"
+    path.write_text(json.dumps({"variant": "goat", "evaluations": {"eval": json.loads(alone.read_text())}}))
+    (evaluation,) = eval_reader.read_evaluations(path)
+    assert evaluation.rows == eval_reader.read_evaluations(alone)[0].rows
+    assert (evaluation.where, evaluation.run.name) == (str(path), "goat-seed1")
+
+
 def test_a_member_that_is_no_evaluation_is_named_by_its_place(tmp_path):
     path = together(tmp_path / "all.json", losses(tmp_path / "a.json"), losses(tmp_path / "b.json", []))
     with pytest.raises(DataError, match=r"all\.json, evaluation 2: not what train_gpt_goat eval"):
