@@ -448,6 +448,8 @@ void check(const AdamW& op) {
   require_positive(s, "eps", op.eps);
   s.scalar("weight_decay", op.weight_decay, std::isfinite(op.weight_decay) && op.weight_decay >= 0,
            "a finite number, 0 for none");
+  s.scalar("lr_scale", op.lr_scale, std::isfinite(op.lr_scale) && op.lr_scale >= 0,
+           "a finite number, at least 0");
   s.scalar("first_element", op.first_element, op.first_element >= 0 && op.first_element % 4 == 0,
            "a multiple of 4, at least 0");
 }

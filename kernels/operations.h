@@ -497,7 +497,8 @@ struct StepVerdict {
 // the master weight.
 enum class Rounding : std::uint8_t { nearest, stochastic };
 
-// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), t = state->updates, g = clip_scale * grad:
+// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), t = state->updates, g = clip_scale * grad,
+// lr = state->learning_rate * lr_scale:
 //   m <- beta1 m + (1-beta1) g,  v <- beta2 v + (1-beta2) g^2,
 //   param <- param - lr ( (m/(1-beta1^t)) / (sqrt(v/(1-beta2^t)) + eps) + weight_decay param )
 struct AdamW {
@@ -511,6 +512,7 @@ struct AdamW {
   float beta2 = 0.95f;
   float eps = 1e-8f;
   float weight_decay = 0;
+  float lr_scale = 1;
   Rounding rounding = Rounding::nearest;
   // stochastic rounding: the random number of element i at update t depends only on (seed, t,
   // first_element + i), so that parts of an array are rounded as the whole is

@@ -6,7 +6,7 @@ from many_ranks import SMALL, command, many, metrics, require_same  # noqa: F401
 from prepared import write_shard
 
 VARIANTS = {
-    "GPT blocks with the prior": dict(train__clip=0.5),
+    "GPT blocks with the prior": dict(train__clip=0.5, prior__lr_scale=3),
     "llama blocks with rotary positions": dict(
         model__block="llama", model__attention="rope", model__tied="false", model__layers=2, model__vocab=2048
     ),

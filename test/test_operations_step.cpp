@@ -103,6 +103,8 @@ TEST_CASE("operand checks: optimizer") {
         "adamw: eps = 0: expected a finite number above 0");
   CHECK(complaint(adamw(), [](AdamW& op) { op.weight_decay = -0.1f; }) ==
         "adamw: weight_decay = -0.1: expected a finite number, 0 for none");
+  CHECK(complaint(adamw(), [](AdamW& op) { op.lr_scale = -1; }) ==
+        "adamw: lr_scale = -1: expected a finite number, at least 0");
   CHECK(complaint(adamw(), [](AdamW& op) {
           op.param = bf16({9});
           op.master = f32({9});

@@ -46,7 +46,7 @@ Moments moments(const Values& weights) {
 
 void adamw_oracle(Moments& a, const Values& grad, const StepState& state, const AdamW& op) {
   const double beta1 = op.beta1, beta2 = op.beta2, t = static_cast<double>(state.updates),
-               lr = state.learning_rate;
+               lr = static_cast<double>(state.learning_rate) * op.lr_scale;
   for (std::size_t i = 0; i < grad.size(); ++i) {
     const double g = state.clip_scale * grad[i];
     a.m[i] = beta1 * a.m[i] + (1 - beta1) * g;
@@ -186,6 +186,7 @@ TEST_CASE("adamw: matches float64 over several updates, with and without master 
           AdamW op{state.pointer(), view(param), kept.master ? view(master) : Tensor{},
                    view(m),         view(v),     view(grad)};
           op.weight_decay = kept.master ? 0.1f : 0.0f;
+          op.lr_scale = step % 2 == 0 ? 1.0f : 5.0f;
           device->run(op);
           adamw_oracle(want, values(grad), now, op);
         }

@@ -178,6 +178,27 @@ TEST_CASE("parameters: a bf16 model has f32 masters, gradients and moments, and 
   }
 }
 
+TEST_CASE("parameters: the prior alone learns at prior.lr_scale times the rate") {
+  const auto device = open_device("cpu");
+  for (const double scale : {1.0, 4.0}) {
+    INFO("prior.lr_scale = " << scale);
+    const auto config = goat::test::tiny_model::tiny_config({"prior.lr_scale=" + std::to_string(scale)});
+    goat::test::tiny_model::TestParameters allocated(config, *device);
+    const auto& groups = allocated.parameters.groups();
+    CHECK(groups.size() == (scale == 1 ? 2 : 3));
+    for (const StoredTensor& tensor : allocated.parameters.stored()) {
+      INFO(tensor.name);
+      const auto* place = tensor.parameter->value.as<float>();
+      const auto group = std::ranges::find_if(groups, [&](const ParameterSet::Group& each) {
+        return place >= each.value.as<float>() && place < each.value.as<float>() + each.elements;
+      });
+      REQUIRE(group != groups.end());
+      const bool of_prior = tensor.name.find(".prior.") != std::string::npos;
+      CHECK(group->lr_scale == (of_prior ? static_cast<float>(scale) : 1));
+    }
+  }
+}
+
 TEST_CASE(
     "parameters: masters are rounded as AdamW rounds them at that update; before the first, not again") {
   const auto device = open_device("cpu");

@@ -27,7 +27,9 @@ VARIANTS = {
     "rope": {"model.attention": "rope", "model.rope_base": 100},
     "none": {"model.attention": "none"},
     "alibi of three heads": SLOWLY | {"model.attention": "alibi", "model.heads": 3, "model.width": 36},
+    "goat, whose prior learns faster": {"prior.lr_scale": 4},
     "alibi_learned": {"model.attention": "alibi_learned"},
+    "alibi_learned, slower": {"model.attention": "alibi_learned", "prior.lr_scale": 0.25},
     "sinusoidal": SLOWLY | {"model.attention": "sinusoidal"},
     "learned": SLOWLY | {"model.attention": "learned"},
     "goat+rope, in part": {"model.attention": "rope+goat", "model.rope_fraction": 0.5, "model.rope_base": 20},
@@ -96,7 +98,8 @@ def test_training_equals_float64(run_binary, tmp_path, variant):
     config, metrics, final = run_experiment(run_binary, tmp_path / "trained", settings)
 
     model = Model(ModelConfig.from_run(config), initial)
-    expected = list(train(model, copy_mixture(config), config["train"]))
+    scale = config["prior"]["lr_scale"]
+    expected = list(train(model, copy_mixture(config), config["train"], scale))
 
     assert [line["step"] for line in metrics] == list(range(1, len(expected) + 1))
     loss, norm = (np.array([line[key] for line in metrics]) for key in ("loss", "grad_norm"))

@@ -67,6 +67,7 @@ OTHER = {
     "prior.learned_frequencies": ("true", {}),
     "prior.sink_hidden": (9, {}),
     "prior.sink_init_scale": (0.5, {}),
+    "prior.lr_scale": (5, {}),
     "data.source": ("shards", {key: value for key, value in SHARDS.items() if key != "data.source"}),
     "data.train": ("{shards}/train_0.bin", SHARDS),
     "data.mixture": (MIXTURE.replace("1 {shards}/train_1", "3 {shards}/train_1"), MIXED),

@@ -61,8 +61,14 @@ AdamCoefficients coefficients_of(const AdamW& op) {
   const auto correction = [t](float beta) {
     return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), t)));
   };
-  return {op.state->clip_scale, op.state->learning_rate, op.weight_decay, op.beta1, op.beta2, op.eps,
-          correction(op.beta1), correction(op.beta2)};
+  return {op.state->clip_scale,
+          op.state->learning_rate * op.lr_scale,
+          op.weight_decay,
+          op.beta1,
+          op.beta2,
+          op.eps,
+          correction(op.beta1),
+          correction(op.beta2)};
 }
 
 // The update is computed in `weights`. `param` receives the same value. Both are one array if the parameter

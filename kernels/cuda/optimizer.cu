@@ -160,7 +160,7 @@ struct AdamWOperands {
   float* v;
   const float* grad;
   std::int64_t count;
-  float beta1, beta2, eps, weight_decay;
+  float beta1, beta2, eps, weight_decay, lr_scale;
   bool stochastic;
   std::uint64_t seed;
   std::int64_t first_block;  // the Philox block of the first quad
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(adamw_threads)
   }
   __syncthreads();
   if (state->skip_update) return;
-  const AdamWStep step{state->clip_scale, state->learning_rate, correction[0], correction[1], t};
+  const AdamWStep step{state->clip_scale, state->learning_rate * a.lr_scale, correction[0], correction[1], t};
   const std::int64_t blocks = (a.count + quad - 1) / quad,
                      stride = static_cast<std::int64_t>(gridDim.x) * adamw_threads;
   for (std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * adamw_threads + threadIdx.x;
@@ -338,6 +338,7 @@ void CudaDevice::launch(const AdamW& op) {
                                     .beta2 = op.beta2,
                                     .eps = op.eps,
                                     .weight_decay = op.weight_decay,
+                                    .lr_scale = op.lr_scale,
                                     .stochastic = op.rounding == Rounding::stochastic,
                                     .seed = op.seed,
                                     .first_block = op.first_element / quad,

@@ -458,9 +458,10 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019) after clipping by the global 2-norm of the
     gradients."""
 
-    def __init__(self, params, train):
+    def __init__(self, params, train, prior_lr_scale=1.0):
         self.params = params
         self.train = train
+        self.prior_lr_scale = prior_lr_scale
         self.updates = 0
         self.m = {name: np.zeros_like(value) for name, value in params.items()}
         self.v = {name: np.zeros_like(value) for name, value in params.items()}
@@ -478,14 +479,15 @@ class AdamW:
             unbiased_m = self.m[name] / (1 - beta1**self.updates)
             unbiased_v = self.v[name] / (1 - beta2**self.updates)
             decay = self.train["weight_decay"] if f".{name}".endswith(DECAYED) else 0.0
-            param -= lr * (unbiased_m / (np.sqrt(unbiased_v) + eps) + decay * param)
+            rate = lr * (self.prior_lr_scale if ".prior." in name else 1.0)
+            param -= rate * (unbiased_m / (np.sqrt(unbiased_v) + eps) + decay * param)
         return norm
 
 
-def train(model, source, train_config):
+def train(model, source, train_config, prior_lr_scale=1.0):
     """Yields (loss, gradient norm) of each training step; step s reads the sequences s * batch .. (s + 1) *
     batch - 1 of `source`."""
-    optimizer = AdamW(model.params, train_config)
+    optimizer = AdamW(model.params, train_config, prior_lr_scale)
     for step in range(train_config["steps"]):
         loss, grads = model.loss_and_gradients(*source.batch(step, train_config["batch"]))
         norm = optimizer.step(grads, learning_rate(step, train_config))

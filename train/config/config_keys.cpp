@@ -73,6 +73,8 @@ std::vector<Key> config_keys(Config& c) {
        "n, hidden units of the sink MLP; 0: min(2(2M + 2), max(2H, 4))"},
       {"prior.sink_init_scale", NumberKey{&c.prior.sink_init_scale, 0, 100}, begun,
        "std of the sink MLP's random weights"},
+      {"prior.lr_scale", NumberKey{&c.prior.lr_scale, 0, 1000}, reported,
+       "learning rate of the prior, and of alibi_learned's slopes, as a multiple of the others'"},
 
       {"data.source", TextKey{&c.data.source, {"shards", "copy_mixture", "passkey", "niah"}}, reported,
        "token files, or a built-in task"},

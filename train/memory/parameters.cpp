@@ -87,33 +87,34 @@ void initial_values(const StoredTensor& tensor, std::uint64_t seed, std::int64_t
 }  // namespace
 
 Parameter& ParameterSet::declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,
-                                 Initial initial) {
-  Parameter& parameter = declare_packed(name, shape, role);
+                                 Initial initial, float lr_scale) {
+  Parameter& parameter = declare_packed(name, shape, role, lr_scale);
   store(parameter, name, std::move(shape), parameter.value, 0, std::move(initial));
   return parameter;
 }
 
 Parameter& ParameterSet::declare_packed(const std::string& name, const std::vector<std::int64_t>& shape,
-                                        ParameterRole role) {
+                                        ParameterRole role, float lr_scale) {
   if (!by_name_.emplace(name, parameters_.size()).second)
     throw std::logic_error("parameter declared twice: " + name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = name;
-  const std::size_t index = group_of(role);
+  const std::size_t index = group_of(role, lr_scale);
   parameter.value = shaped(shape, groups_[index].dtype, parameter.name.c_str());
   parameter.grad = shaped(shape, DType::f32, parameter.name.c_str());
   placements_.push_back({index, 0});
   return parameter;
 }
 
-std::size_t ParameterSet::group_of(ParameterRole role) {
+std::size_t ParameterSet::group_of(ParameterRole role, float lr_scale) {
   const bool own_kernel = role == ParameterRole::vector || role == ParameterRole::gate;
   const DType dtype = own_kernel ? DType::f32 : dtype_;
   const bool decay = role == ParameterRole::matrix || role == ParameterRole::gate;
-  const auto found = std::ranges::find_if(
-      groups_, [&](const Group& group) { return group.dtype == dtype && group.decay == decay; });
+  const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
+    return group.dtype == dtype && group.decay == decay && group.lr_scale == lr_scale;
+  });
   const auto index = static_cast<std::size_t>(found - groups_.begin());
-  if (found == groups_.end()) groups_.push_back({.dtype = dtype, .decay = decay});
+  if (found == groups_.end()) groups_.push_back({.dtype = dtype, .decay = decay, .lr_scale = lr_scale});
   return index;
 }
 
@@ -157,7 +158,8 @@ void ParameterSet::plan_group(MemoryPlan& memory, bool training, const Sharding&
   group.pieces = pieces_of(group.buckets, sharding.piece());
   const std::int64_t all = padded_elements(group.elements, sharding.size), shard = all / sharding.size;
   const std::string suffix = (group.dtype == dtype_ ? "" : std::string(name_of(group.dtype)) + " ") +
-                             (group.decay ? "decayed" : "not decayed");
+                             (group.decay ? "decayed" : "not decayed") +
+                             (group.lr_scale != 1 ? ", own learning rate" : "");
   const auto add = [&](MemoryCategory category, const char* what, DType dtype, std::int64_t elements,
                        Tensor& view) {
     memory.add(category, what + (", " + suffix), dtype, {elements}, view);

@@ -62,12 +62,13 @@ class ParameterSet {
   // completes together. Units are declared in the order of the forward pass, and lie in the flat arrays in
   // that of the backward pass.
   void begin_unit() { unit_starts_.push_back(parameters_.size()); }
-  // Declares a parameter that is stored whole under its own name.
+  // Declares a parameter that is stored whole under its own name. Its learning rate is lr_scale times the
+  // schedule's.
   Parameter& declare(const std::string& name, std::vector<std::int64_t> shape, ParameterRole role,
-                     Initial initial);
+                     Initial initial, float lr_scale = 1);
   // Declares a parameter that is stored in parts. Add the parts with store().
   Parameter& declare_packed(const std::string& name, const std::vector<std::int64_t>& shape,
-                            ParameterRole role);
+                            ParameterRole role, float lr_scale = 1);
   void store(const Parameter& parameter, const std::string& name, std::vector<std::int64_t> shape,
              const Tensor& layout, std::int64_t offset, Initial initial);
 
@@ -102,11 +103,12 @@ class ParameterSet {
   void write_pieces(Device& device, const StoredTensor& tensor, Kind kind,
                     const std::function<void(std::int64_t first, std::span<float> elements)>& fill) const;
 
-  // Flat arrays for the optimizer: one group for each pair (dtype of the values, decay) that occurs, in the
-  // order of declaration. The padding between and after parameters is always zero.
+  // Flat arrays for the optimizer: one group for each triple (dtype of the values, decay, lr_scale) that
+  // occurs, in the order of declaration. The padding between and after parameters is always zero.
   struct Group {
     DType dtype = DType::f32;
     bool decay = false;
+    float lr_scale = 1;
     std::int64_t elements = 0;  // without what padded_elements() adds
     // Place of the group's first element in the model, whose groups stand one after the other.
     std::int64_t first_element = 0;
@@ -130,8 +132,8 @@ class ParameterSet {
     std::size_t group;
     std::int64_t offset;  // set by plan()
   };
-  std::size_t group_of(ParameterRole role);  // adds the group if it is new
-  void place();                              // gives every parameter its offset, in the order of backward
+  std::size_t group_of(ParameterRole role, float lr_scale);  // adds the group if it is new
+  void place();  // gives every parameter its offset, in the order of backward
   std::size_t unit_of_parameter(std::size_t index) const;
   std::vector<std::size_t> first_units_of(std::size_t group) const;
   void plan_group(MemoryPlan& memory, bool training, const Sharding& sharding, Group& group) const;

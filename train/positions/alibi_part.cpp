@@ -112,7 +112,8 @@ std::unique_ptr<PositionalPart> make_alibi(const Config&, const ParameterSet&) {
 void declare_learned_alibi(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   Initial rho{.values = alibi_slopes(config.model.heads)};
   for (double& value : rho.values) value = inverse_softplus(value);
-  parameters.declare(prefix + "prior.slope", {config.model.heads}, ParameterRole::vector, rho);
+  parameters.declare(prefix + "prior.slope", {config.model.heads}, ParameterRole::vector, rho,
+                     static_cast<float>(config.prior.lr_scale));
 }
 
 std::unique_ptr<PositionalPart> make_learned_alibi(const Config&, const ParameterSet&) {

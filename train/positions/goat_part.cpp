@@ -206,7 +206,8 @@ void declare_goat(const Config& config, const std::string& prefix, ParameterSet&
   const bool random = prior.init != "zero";
   const double sink_std = prior.sink_init_scale;
   const auto declare = [&](const char* name, std::vector<std::int64_t> shape, Initial initial) {
-    parameters.declare(prefix + "prior." + name, std::move(shape), ParameterRole::vector, std::move(initial));
+    parameters.declare(prefix + "prior." + name, std::move(shape), ParameterRole::vector, std::move(initial),
+                       static_cast<float>(prior.lr_scale));
   };
 
   const Initial fourier{.std = random ? 1e-2 : 0.0};

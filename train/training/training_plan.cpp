@@ -92,6 +92,7 @@ void TrainingPlan::update(Device& device, const ParameterSet::Group& group, cons
                    .beta2 = static_cast<float>(config.train.beta2),
                    .eps = static_cast<float>(config.train.eps),
                    .weight_decay = group.decay ? static_cast<float>(config.train.weight_decay) : 0.0f,
+                   .lr_scale = group.lr_scale,
                    .rounding = rounding(),
                    .seed = static_cast<std::uint64_t>(config.train.seed),
                    .first_element = group.first_element + piece.first});
