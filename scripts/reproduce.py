@@ -92,10 +92,18 @@ class Workers:
                 process.send_signal(signal.SIGTERM)
 
 
-def check_settings(experiment, run):
+def stages_of(experiment, run):
+    """(folder, settings, folder of the run whose weights it starts with or None) of each run of a model."""
+    first = run.with_name(f"{run.name}-first")
+    if experiment.first:
+        yield first, experiment.settings | experiment.first, None
+    yield run, experiment.settings, first if experiment.first else None
+
+
+def check_settings(settings, run):
     """Raises DataError if the run that is there is another model's: its settings have changed since."""
     config = read_config(run)
-    for key, value in experiment.settings.items():
+    for key, value in settings.items():
         found = config.get(key)
         if found != value:
             raise DataError(
@@ -105,13 +113,23 @@ def check_settings(experiment, run):
 
 def train(experiment, run, workers, log):
     """Trains the model, or goes on with it. Returns whether it is trained."""
+    return all(
+        train_stage(experiment.preset, *stage, workers, log) for stage in stages_of(experiment, run)
+    )
+
+
+def train_stage(preset, run, settings, start, workers, log):
     is_begun = (run / "config.toml").exists()
     if is_begun:
-        check_settings(experiment, run)
+        check_settings(settings, run)
     if read_summary(run):
         return True
-    start = ["--config", experiment.preset, "--out", str(run), *as_settings(experiment.settings)]
-    return workers.call(["--resume", "--out", str(run)] if is_begun else start, log)
+    new = ["--config", preset, *as_settings(settings)]
+    return workers.call([*into(run, start), *(["--resume"] if is_begun else new)], log)
+
+
+def into(run, start):
+    return ["--out", str(run), *(["--init-from", str(start)] if start else [])]
 
 
 def evaluate(experiment, run, workers, log):
@@ -132,9 +150,10 @@ def analyze(run, workers, log):
 
 
 def commands_of(experiment):
-    run = f"runs/{experiment.name}"
-    settings = shlex.join(as_settings(experiment.settings))
-    yield f"./train_gpt_goat --config {experiment.preset} --out {run} {settings}"
+    run = Path("runs", experiment.name)
+    for folder, settings, start in stages_of(experiment, run):
+        words = ["--config", experiment.preset, *into(folder, start), *as_settings(settings)]
+        yield f"./train_gpt_goat {shlex.join(words)}"
     for name, options in experiment.evaluations.items():
         yield f"./train_gpt_goat eval --checkpoint {run} {shlex.join(options)} --json {run}/{name}.json"
 

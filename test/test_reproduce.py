@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import studies
 import study_tables
 from conftest import REPOSITORY
 from program import as_settings
+from run_reader import read_config
 
 TINY = {
     "model.layers": 1,
@@ -68,14 +70,34 @@ def test_a_finished_model_is_one_file_with_what_the_program_wrote(start, tmp_pat
     assert result_of(tmp_path, "rope-seed2")["analysis"] == {}
 
 
-def test_its_commands_repeat_it(start, tmp_path, binary, run_command):
-    start([tiny("goat")])
+@pytest.mark.parametrize("first", [{}, {"data.seq_len": 8}], ids=["alone", "after another run"])
+def test_its_commands_repeat_it(start, tmp_path, binary, run_command, first):
+    start([dataclasses.replace(tiny("goat"), first=first)])
     result = result_of(tmp_path, "goat-seed1")
     for command in result["commands"]:
         words = command.replace("runs/goat-seed1", str(tmp_path / "again")).split()
         run_command([binary, *words[1:]])
     again = json.loads((tmp_path / "again" / "eval.json").read_text())
     assert again["results"] == result["evaluations"]["eval"]["results"]
+
+
+def test_a_model_starts_with_the_weights_of_the_run_before_it(start, tmp_path):
+    experiment = dataclasses.replace(tiny("rope"), first={"data.seq_len": 8, "train.steps": 3})
+    assert start([experiment])[0] == 0
+    runs = tmp_path / "runs/extrapolation"
+    first, second = runs / "rope-seed1-first", runs / "rope-seed1"
+    assert json.loads((first / "summary.json").read_text())["steps"] == 3
+    assert read_config(first)["data.seq_len"] == 8 and read_config(second)["data.seq_len"] == 16
+    begun = json.loads((second / "init_from.json").read_text())
+    assert begun["checkpoint"] == str(first / "checkpoints/step_00000003")
+    # interrupted before its first checkpoint: it starts with them again
+    expected = (second / "eval.json").read_bytes()
+    (tmp_path / "results/extrapolation/rope-seed1.json").unlink()
+    for path in (second / "summary.json", second / "eval.json"):
+        path.unlink()
+    shutil.rmtree(second / "checkpoints")
+    assert start([experiment])[0] == 0
+    assert (second / "eval.json").read_bytes() == expected
 
 
 def test_what_is_finished_is_not_done_again(start, tmp_path):
