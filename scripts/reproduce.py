@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 r"""Repeats the published experiments at small scale: trains and evaluates every model of a study.
 
-  reproduce.py extrapolation    perplexity far beyond the training length, 11 kinds of positions, 3 seeds
-  reproduce.py retrieval        passkey and needle in a haystack, 6 kinds of positions, 3 seeds
-  reproduce.py ablations        the prior's ranks, bases, start and frequencies
+  reproduce.py extrapolation    perplexity far beyond the training length, 12 kinds of positions, 3 seeds
+  reproduce.py retrieval        passkey and needle in a haystack, 7 kinds of positions, 3 seeds
+  reproduce.py ablations        the prior's ranks, bases, start, frequencies and learning rate
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
 

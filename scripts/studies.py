@@ -106,7 +106,7 @@ TASKS = {
 # What is trained before it. From random weights the needle is not found in 256 characters; from those of a
 # model that finds it in 96, it is.
 FIRST = {"passkey": {}, "niah": {"data.seq_len": 96}}
-RETRIEVAL = ("goat", "goat, alibi start", "rope", "alibi", "forget", "none")
+RETRIEVAL = ("goat", "goat, alibi start", "goat, alibi start, lr x5", "rope", "alibi", "forget", "none")
 
 
 def retrieval():
