@@ -23,7 +23,6 @@ using namespace goat;
 using goat::test::one_step;
 using namespace goat::test::tiny_model;
 using goat::test::Rng;
-using goat::test::StoredValues;
 
 namespace {
 
@@ -129,9 +128,10 @@ TEST_CASE("model: in bf16, loss and gradients are those of fp32 but for the roun
       const Config config = tiny_config(variant.settings);
       const BatchShape shape{2, config.data.seq_len};
       TestModel exact(config, *device, shape, seed), rounded(config, *device, shape, seed, DType::bf16);
-      for (const auto& [name, values] : StoredValues(exact.values))
-        for (TestModel* test : {&exact, &rounded})
-          test->write(name, goat::test::rounded_to(DType::bf16, values));
+      for (const StoredTensor& tensor : exact.parameters.stored()) {
+        const std::vector<double> values = goat::test::rounded_to(DType::bf16, exact.values.at(tensor.name));
+        for (TestModel* test : {&exact, &rounded}) test->write(tensor.name, values);
+      }
       for (TestModel* test : {&exact, &rounded}) test->compute_gradients();
       CHECK(rounded.mean_loss() == Approx(exact.mean_loss()).epsilon(0.01));
       CHECK(rounded.mean_loss() != exact.mean_loss());

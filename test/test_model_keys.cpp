@@ -28,10 +28,7 @@ struct Results {
 Results results_of(const Config& config, Device& device, const StoredValues& values) {
   const BatchShape shape{2, config.data.seq_len};
   TestModel test(config, device, shape, 7);
-  for (const StoredTensor& tensor : test.parameters.stored()) {
-    const Values& own = values.at(tensor.name);
-    test.parameters.write(device, tensor, std::vector<float>(own.begin(), own.end()));
-  }
+  for (const StoredTensor& tensor : test.parameters.stored()) test.write(tensor.name, values.at(tensor.name));
   test.compute_gradients();
   Results results{.loss = test.mean_loss(), .gradients = {}};
   for (const StoredTensor& tensor : test.parameters.stored())
