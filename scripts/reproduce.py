@@ -2,8 +2,8 @@
 r"""Repeats the published experiments at small scale: trains and evaluates every model of a study.
 
   reproduce.py extrapolation    perplexity far beyond the training length, 12 kinds of positions, 3 seeds
-  reproduce.py retrieval        passkey and needle in a haystack, 7 kinds of positions, 3 seeds
-  reproduce.py ablations        the prior's ranks, bases, start, frequencies and learning rate
+  reproduce.py retrieval        passkey and needle in a haystack, 8 kinds of positions, 3 seeds
+  reproduce.py ablations        the prior's ranks, bases, start, frequencies, slopes and learning rate
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
 
@@ -158,11 +158,11 @@ def commands_of(experiment):
         yield f"./train_gpt_goat eval --checkpoint {run} {shlex.join(options)} --json {run}/{name}.json"
 
 
-def result_of(study, experiment, run, evaluations, analysis):
+def result_of(experiment, run, evaluations, analysis):
     metrics = read_metrics(run)
     validation = [(entry["step"], entry["val_loss"]) for entry in metrics if "val_loss" in entry]
     return {
-        "study": study,
+        "study": experiment.study,
         "preset": experiment.preset,
         "variant": experiment.variant,
         "seed": experiment.seed,
@@ -175,11 +175,11 @@ def result_of(study, experiment, run, evaluations, analysis):
     }
 
 
-def finish(study, experiment, folders, workers):
+def finish(experiment, folders, workers):
     """Trains and evaluates one model and writes its file. Returns whether it is finished."""
     if not workers.may_start():
         return False
-    run = folders["runs"] / study / experiment.name
+    run = folders["runs"] / experiment.study / experiment.name
     run.parent.mkdir(parents=True, exist_ok=True)
     log = run.with_name(f"{experiment.name}.log")
     begin = time.monotonic()
@@ -189,35 +189,35 @@ def finish(study, experiment, folders, workers):
     analysis = analyze(run, workers, log) if experiment.is_analyzed else {}
     if evaluations is None or analysis is None:
         return False
-    result = result_of(study, experiment, run, evaluations, analysis)
-    replace_file(file_of(folders, study, experiment), (json.dumps(result, indent=1) + "\n").encode())
+    result = result_of(experiment, run, evaluations, analysis)
+    replace_file(file_of(folders, experiment), (json.dumps(result, indent=1) + "\n").encode())
     console.say(f"{experiment.name}: finished after {(time.monotonic() - begin) / 60:.1f} minutes")
     return True
 
 
-def file_of(folders, study, experiment):
-    return folders["results"] / study / f"{experiment.name}.json"
+def file_of(folders, experiment):
+    return folders["results"] / experiment.study / f"{experiment.name}.json"
 
 
-def finished_result(folders, study, experiment):
+def finished_result(folders, experiment):
     """What the file of a model holds, None if there is none. Raises DataError if the study has changed
     since."""
-    file = file_of(folders, study, experiment)
+    file = file_of(folders, experiment)
     if not file.exists():
         return None
     result = read_json(file)
     if result.get("commands") != list(commands_of(experiment)):
         raise DataError(f"{file}: its commands are not those of the study; remove it to make it anew")
-    return result
+    return result | {"variant": experiment.row or experiment.variant}
 
 
-def work_off(study, experiments, folders, workers, jobs):
+def work_off(experiments, folders, workers, jobs):
     """Returns whether all of the experiments are finished now. Raises ScriptError if some have failed."""
     failed = []
 
     def attempt(experiment):
         try:
-            return finish(study, experiment, folders, workers)
+            return finish(experiment, folders, workers)
         except ScriptError as error:  # the others go on
             warn(error)
             failed.append(experiment.name)
@@ -258,7 +258,7 @@ def body():
     if not experiments:
         names = console.some(each.name for each in STUDIES[arguments.study])
         raise UsageError(f"--only {arguments.only}: no such model; there are: {names}")
-    results = {each.name: finished_result(folders, arguments.study, each) for each in experiments}
+    results = {each.name: finished_result(folders, each) for each in experiments}
     finished = [result for result in results.values() if result]
     if arguments.table:
         console.say(tables_of(arguments.study, finished))
@@ -268,7 +268,7 @@ def body():
     console.say(f"{arguments.study}: {len(finished)} of {len(experiments)} models are finished")
     left = [each for each in experiments if not results[each.name]]
     deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    if not work_off(arguments.study, left, folders, Workers(deadline), arguments.jobs):
+    if not work_off(left, folders, Workers(deadline), arguments.jobs):
         console.say("not all are finished; the same command goes on")
 
 

@@ -1,14 +1,15 @@
 """The experiments of reproduce.py: which models are trained, and how they are evaluated."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    variant: str  # the row of the table
+    study: str
+    variant: str
     seed: int
     preset: str
     settings: dict  # what differs from the preset, by section.key
@@ -16,6 +17,7 @@ class Experiment:
     is_analyzed: bool = False  # whether the spectrum of its prior is kept, too
     group: str = ""  # the table within the study
     first: dict = field(default_factory=dict)  # what differs in a run before, whose weights it starts with
+    row: str = ""  # of the table, where that is not the variant
 
     @property
     def name(self):
@@ -43,20 +45,21 @@ LENGTHS = "128,256,512,1024,2048,32768"  # 1 to 256 times the training length
 PERPLEXITY = {"eval": ["--lengths", LENGTHS, "--tokens", "65536"]}
 
 
-def text_model(variant, settings, seed, group=""):
+def text_model(study, variant, settings, seed):
     """A model of the preset `shakespeare`, evaluated on the same 65,536 bytes at each length."""
     has_prior = "goat" in settings["model.attention"]
     return Experiment(
-        variant, seed, "shakespeare", settings | {"train.seed": seed}, PERPLEXITY, has_prior, group
+        study, variant, seed, "shakespeare", settings | {"train.seed": seed}, PERPLEXITY, has_prior
     )
 
 
 def extrapolation():
-    return [text_model(*each, seed) for seed in SEEDS for each in VARIANTS.items()]
+    return [text_model("extrapolation", *each, seed) for seed in SEEDS for each in VARIANTS.items()]
 
 
 # The prior's settings, each changed alone or with ALiBi's start, and the peer that has slopes alone. The
 # preset has R = 4, M = 8, both bases 10,000, zero start, and the learning rate of the rest.
+FAST = {"prior.lr_scale": 5}
 ABLATIONS = {
     "R=1": {"prior.pos_rank": 1},
     "R=2": {"prior.pos_rank": 2},
@@ -68,16 +71,34 @@ ABLATIONS = {
     "random start": {"prior.init": "random"},
     "alibi start": {"prior.init": "alibi"},
     "learned frequencies": {"prior.learned_frequencies": True},
-    "lr x5": {"prior.lr_scale": 5},
+    "lr x5": FAST,
     "lr x20": {"prior.lr_scale": 20},
-    "alibi start, lr x5": {"prior.init": "alibi", "prior.lr_scale": 5},
+    "alibi start, lr x5": {"prior.init": "alibi"} | FAST,
     "alibi start, lr x20": {"prior.init": "alibi", "prior.lr_scale": 20},
-    "alibi_learned, lr x5": {"model.attention": "alibi_learned", "prior.lr_scale": 5},
+    "positive slopes, alibi start, lr x5": {"prior.recency": "softplus", "prior.init": "alibi"} | FAST,
+    "alibi_learned, lr x5": {"model.attention": "alibi_learned"} | FAST,
+    "goat+forget, alibi start, lr x5": {"model.attention": "goat+forget", "prior.init": "alibi"} | FAST,
 }
+# One seed cannot tell these apart.
+SEVERAL_SEEDS = (
+    "R=4",
+    "alibi start",
+    "lr x5",
+    "alibi start, lr x5",
+    "alibi_learned, lr x5",
+    "goat+forget, alibi start, lr x5",
+)
+
+
+def ablation(row, seed):
+    """The model of a row. Where the study of extrapolation has the same model, it is that one."""
+    model = text_model("ablations", row, {"model.attention": "goat"} | ABLATIONS[row], seed)
+    same = [each for each in extrapolation() if each.settings == model.settings]
+    return replace(same[0], row=row) if same else model
 
 
 def ablations():
-    return [text_model(name, {"model.attention": "goat"} | keys, 1) for name, keys in ABLATIONS.items()]
+    return [ablation(row, seed) for seed in SEEDS for row in (ABLATIONS if seed == 1 else SEVERAL_SEEDS)]
 
 
 # 4 layers of width 128, trained at 256 characters for 1,000 steps: what both tasks share. Norms of queries
@@ -106,23 +127,28 @@ TASKS = {
 # What is trained before it. From random weights the needle is not found in 256 characters; from those of a
 # model that finds it in 96, it is.
 FIRST = {"passkey": {}, "niah": {"data.seq_len": 96}}
-RETRIEVAL = ("goat", "goat, alibi start", "goat, alibi start, lr x5", "rope", "alibi", "forget", "none")
+RETRIEVAL = {
+    name: VARIANTS[name]
+    for name in ("goat", "goat, alibi start", "goat, alibi start, lr x5", "rope", "alibi", "forget", "none")
+}
+RETRIEVAL["goat, positive slopes"] = VARIANTS["goat, alibi start, lr x5"] | {"prior.recency": "softplus"}
 
 
 def retrieval():
     return [
         Experiment(
+            "retrieval",
             variant,
             seed,
             task,
-            SMALL_TASK | VARIANTS[variant] | {"train.seed": seed},
+            SMALL_TASK | settings | {"train.seed": seed},
             {"eval": options},
             group=task,
             first=FIRST[task],
         )
         for seed in SEEDS
         for task, options in TASKS.items()
-        for variant in RETRIEVAL
+        for variant, settings in RETRIEVAL.items()
     ]
 
 
@@ -146,6 +172,7 @@ SMALL_GENOME = {
 def genome():
     return [
         Experiment(
+            "genome",
             variant,
             seed,
             "genome_25m",

@@ -33,7 +33,9 @@ LENGTHS = ["--lengths", "16,32", "--tokens", "64"]
 
 def tiny(variant, seed=1, **changes):
     settings = TINY | studies.VARIANTS[variant] | {"train.seed": seed} | changes
-    return studies.Experiment(variant, seed, "copy_mixture", settings, {"eval": LENGTHS}, variant == "goat")
+    return studies.Experiment(
+        "extrapolation", variant, seed, "copy_mixture", settings, {"eval": LENGTHS}, variant == "goat"
+    )
 
 
 @pytest.fixture
@@ -41,10 +43,10 @@ def start(binary, tmp_path, monkeypatch, capsys):
     """start(experiments, words...): reproduce.py with a study of these; its exit code, stdout and stderr."""
     monkeypatch.setenv("TRAIN_GPT_GOAT", str(binary))
 
-    def run(experiments, *words):
-        monkeypatch.setitem(reproduce.STUDIES, "extrapolation", experiments)
+    def run(experiments, *words, study="extrapolation"):
+        monkeypatch.setitem(reproduce.STUDIES, study, experiments)
         folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-        monkeypatch.setattr(sys, "argv", ["reproduce.py", "extrapolation", *folders, *words])
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", study, *folders, *words])
         code = reproduce.main()
         return code, *capsys.readouterr()
 
@@ -108,6 +110,30 @@ def test_what_is_finished_is_not_done_again(start, tmp_path):
     code, out, _ = start([tiny("none"), tiny("rope")], "--only", "none*")
     assert code == 0 and "1 of 1 models are finished" in out and log.read_bytes() == before
     assert not (tmp_path / "runs/extrapolation/rope-seed1").exists()
+
+
+def test_a_model_of_two_studies_is_trained_once(start, tmp_path):
+    start([tiny("goat")])
+    begun = (tmp_path / "runs/extrapolation/goat-seed1.log").read_bytes()
+    experiment = dataclasses.replace(tiny("goat"), row="R=2")
+    code, out, _ = start([experiment], study="ablations")
+    assert code == 0 and "ablations: 1 of 1 models are finished" in out
+    assert (tmp_path / "runs/extrapolation/goat-seed1.log").read_bytes() == begun
+    assert os.listdir(tmp_path / "results") == ["extrapolation"]
+    assert "\n| R=2 | 1 | " in start([experiment], "--table", study="ablations")[1]
+
+
+def test_the_ablations_take_what_the_study_of_extrapolation_has():
+    files = {}
+    for each in studies.STUDIES["extrapolation"] + studies.STUDIES["ablations"]:
+        files.setdefault(json.dumps(each.settings, sort_keys=True), set()).add((each.study, each.name))
+    assert all(len(each) == 1 for each in files.values())
+    shared = [each for each in studies.STUDIES["ablations"] if each.study == "extrapolation"]
+    assert {(each.row, each.variant) for each in shared} == {
+        ("R=4", "goat"),
+        ("alibi start", "goat, alibi start"),
+        ("alibi start, lr x5", "goat, alibi start, lr x5"),
+    }
 
 
 def test_without_time_nothing_is_started(start, tmp_path):
