@@ -15,15 +15,18 @@ OF_DIFFERENT_DATA = "of different data"
 class Evaluation:
     """An evaluation in a JSON file. rows: the results by ascending length; is_task: whether answers were
     looked for; has_depths: whether each length was measured with the needle at several depths; protocol: ""
-    for a task; data: what was evaluated, "" where the file does not say; where: the file, and which it is of
-    several there; label: the file, and its name among them; contents: all that the file says."""
+    for a task; task: its name, "" for none; data: what was evaluated, "" where the file does not say; where:
+    the file, and which it is of several there; label: the file, and its name among them; contents: all that
+    the file says."""
 
     def __init__(self, path, contents, where=None):
         self.path, self.where, self.label, self.contents = path, where or str(path), str(path), contents
         try:
             self.train_length = contents["train_length"]
             self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
-            self.protocol, self.data = (str(contents.get(key, "")) for key in ("protocol", "data"))
+            self.protocol, self.task, self.data = (
+                str(contents.get(key, "")) for key in ("protocol", "task", "data")
+            )
             self.rows = sorted(contents["results"], key=lambda row: row["length"])
             is_good = self.train_length > 0 and all(
                 row["length"] > 0 and "nll" in row and (row.get("depth") is None or row["depth"] >= 0)

@@ -15,6 +15,7 @@ from files:
 
   plot.py eval FILE ...  what `eval --json FILE` measured, by length -> FILE.png (beside the first file)
   plot.py extrapolation FILE ...  perplexity by length, the curves that stay flat in detail
+  plot.py retrieval FILE ...  accuracy of tasks by length, mean over depths
   plot.py genome RUN     RUN/completions.json, from scripts/genome_completions.py: GC content, matches, bases
 
 RUN is the folder that the trainer wrote: config.toml, metrics.jsonl, checkpoints/. `prior` and `mask` also
@@ -86,6 +87,10 @@ COMMANDS = {
     "extrapolation": Command(
         "extrapolation", "perplexity by length, with the flat curves in detail",
         "beside the first FILE, FILE_extrapolation.png", (FILES,),
+    ),
+    "retrieval": Command(
+        "retrieval", "accuracy of tasks by length, mean over depths",
+        "beside the first FILE, FILE_retrieval.png", (FILES,),
     ),
     "genome": Command("genome", "completions beside the truth", "RUN/figures/genome.png", (RUN, PROMPT)),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from plot_genome import chosen_prompts, describe_genome, draw_genome, read_compl
 from plot_loss import describe_loss, draw_loss
 from plot_mask import describe_mask, draw_mask
 from plot_prior import describe_prior, draw_prior, prior_matrices
+from plot_retrieval import describe_retrieval, draw_retrieval
 from plot_signal import describe_signal, draw_signal, signals_of
 from plot_sink import describe_sink, draw_sink, sink_parts
 from run_reader import read_summary
@@ -75,11 +76,20 @@ def evaluation(arguments, warn):
     return Drawing(draw_kinds(evaluations), arguments.files[0].with_suffix(".png"), sentences)
 
 
-def extrapolation(arguments, warn):
+def beside_the_first(arguments, what, draw, describe):
     evaluations = evaluations_of(arguments.files)
     first = arguments.files[0]
-    path = first.with_name(f"{first.stem}_extrapolation.png")
-    return Drawing({"": draw_extrapolation(evaluations)}, path, describe_extrapolation(evaluations))
+    return Drawing(
+        {"": draw(evaluations)}, first.with_name(f"{first.stem}_{what}.png"), describe(evaluations)
+    )
+
+
+def extrapolation(arguments, warn):
+    return beside_the_first(arguments, "extrapolation", draw_extrapolation, describe_extrapolation)
+
+
+def retrieval(arguments, warn):
+    return beside_the_first(arguments, "retrieval", draw_retrieval, describe_retrieval)
 
 
 def sink(arguments, warn):

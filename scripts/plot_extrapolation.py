@@ -1,22 +1,17 @@
 """The figure of extrapolation: perplexity by length of several models, those that stay flat in detail."""
 
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from console import DataError, count
-from eval_reader import names_of_evaluations, note_on_data
+from eval_reader import note_on_data
 from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
 from plot_eval import by_length
-from run_reader import CONFIG, differing_keys, read_config
+from seeds import check_same_settings, models_of
 
 FLAT = 1.25  # a curve is flat if its perplexities differ by no more than this factor
 INSET = (0.14, 0.5, 0.46, 0.44)  # left, bottom, width, height: shares of the axes; its labels are left of it
 INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, so that the inset hides none
-SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
-DRAWN_WITH = re.compile(r", seed [0-9]+$")  # in the description of generated data
 
 
 @dataclass(frozen=True)
@@ -35,69 +30,11 @@ class Curve:
         return len(finite) == len(self.perplexity) and finite.max() <= FLAT * finite.min()
 
 
-@dataclass(frozen=True)
-class Model:
-    """Evaluations by one protocol that are seeds of one model, or one evaluation. It is named as an
-    evaluation is."""
-
-    run: Path  # of seeds: their runs' common path, without the seed
-    step: str
-    protocol: str
-    path: Path
-    seeds: list
-
-
-def config_of(evaluation):
-    """The settings of its run without the seed: from the run's folder or the one the file lies in. {} if
-    there are none."""
-    for folder in (evaluation.run, Path(evaluation.path).absolute().parent):
-        if os.path.exists(folder / CONFIG):  # False also where it may not be looked for
-            config = read_config(folder)
-            config.pop("train.seed", None)
-            return config
-    return {}
-
-
-def check_same_settings(evaluations):
-    """Refuses to average what are not seeds of the same settings, as far as the files tell."""
-    first = evaluations[0]
-    config = config_of(first)
-    for other in evaluations[1:]:
-        pair = f"{first.where} and {other.where} are called seeds of one model, but"
-        if not np.array_equal(first.lengths, other.lengths):
-            raise DataError(f"{pair} were evaluated at different lengths")
-        if first.train_length != other.train_length:
-            raise DataError(f"{pair} were trained at different lengths")
-        data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
-        if all(data) and data[0] != data[1]:
-            raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
-        theirs = config_of(other)
-        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
-            raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
-
-
-def models_of(evaluations):
-    """The models: runs X_seed1, X_seed2, ... in one folder, evaluated by one protocol, are one. A run that is
-    there twice is not averaged."""
-    groups = {}
-    for each in evaluations:
-        model = SEED.sub("", each.run.name) or each.run.name
-        groups.setdefault((each.run.parent / model, each.protocol), []).append(each)
-    models = []
-    for (run, protocol), members in groups.items():
-        if 1 < len(members) == len({each.run for each in members}):
-            models.append(Model(run, "", protocol, members[0].path, members))
-        else:
-            models += [Model(each.run, each.step, protocol, each.path, [each]) for each in members]
-    return models
-
-
 def groups_of(evaluations):
     """(name, seeds) of each model."""
-    models = models_of(evaluations)
     return [
-        (f"{name} (mean of {count(len(model.seeds), 'seed')})" if len(model.seeds) > 1 else name, model.seeds)
-        for name, model in zip(names_of_evaluations(models), models, strict=True)
+        (f"{name} (mean of {count(len(seeds), 'seed')})" if len(seeds) > 1 else name, seeds)
+        for name, seeds in models_of(evaluations)
     ]
 
 

@@ -1,0 +1,99 @@
+"""The figure of retrieval: accuracy by length of several models, a panel for each task."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from console import DataError
+from eval_reader import note_on_data
+from figure_file import GRID, STYLE, legend_below, literal, plt, series_style
+from plot_eval import show_lengths
+from seeds import check_same_settings, models_of
+
+UNKNOWN = "task"  # what a task is called whose file does not name it
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Share of the answers' tokens that are right, by length: mean over depths and seeds."""
+
+    name: str
+    lengths: np.ndarray
+    accuracy: np.ndarray
+    lowest: np.ndarray  # of the seeds
+    highest: np.ndarray
+
+
+def over_depths(evaluation, lengths):
+    """[lengths]: the mean accuracy of each length."""
+    accuracy = evaluation.column("span_token_accuracy")
+    return np.array([accuracy[evaluation.lengths == length].mean() for length in lengths])
+
+
+def curve_of(name, seeds):
+    check_same_settings(seeds)
+    lengths = np.unique(seeds[0].lengths)
+    accuracies = np.array([over_depths(evaluation, lengths) for evaluation in seeds])
+    return Curve(name, lengths, accuracies.mean(axis=0), accuracies.min(axis=0), accuracies.max(axis=0))
+
+
+def without_task(task, names):
+    """The names of models without the task, where they begin with that and still differ."""
+    short = [re.sub(rf"^{re.escape(task)}[-_. ](?=.)", "", name) for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
+def panels_of(evaluations):
+    """{task: its evaluations}, in their order. Raises DataError for what is no task."""
+    panels = {}
+    for evaluation in evaluations:
+        if not evaluation.is_task:
+            raise DataError(f"{evaluation.path}: holds no task's accuracies; draw it with: plot.py eval")
+        panels.setdefault(evaluation.task or UNKNOWN, []).append(evaluation)
+    return panels
+
+
+def curves_of(task, evaluations):
+    names, seeds = zip(*models_of(evaluations), strict=True)
+    return [curve_of(*each) for each in zip(without_task(task, names), seeds, strict=True)]
+
+
+def draw_panel(axes, curves, styles, evaluations):
+    for curve in curves:
+        style = styles[curve.name]
+        axes.plot(curve.lengths, curve.accuracy, markersize=5, label=curve.name, **style)
+        if not np.array_equal(curve.lowest, curve.highest):
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(curve.lengths, curve.lowest, curve.highest, **band)
+    axes.set(ylim=(-0.03, 1.03))
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    show_lengths(axes, evaluations)
+
+
+def draw_retrieval(evaluations):
+    """A model has the same line in every panel."""
+    panels = panels_of(evaluations)
+    curves = {task: curves_of(task, members) for task, members in panels.items()}
+    names = dict.fromkeys(curve.name for each in curves.values() for curve in each)
+    styles = {name: series_style(n) for n, name in enumerate(names)}
+    with plt.rc_context(STYLE):
+        size = (3.6 * len(panels) + 1, 4.2)
+        figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+        for axes, (task, members) in zip(row[0], panels.items(), strict=True):
+            draw_panel(axes, curves[task], styles, members)
+            literal(axes.set_title(f"{task}{note_on_data(members)}"))
+        row[0][0].set_ylabel("share of the answer's tokens that are right")
+        legend_below(figure, row[0])
+    return figure
+
+
+def describe_retrieval(evaluations):
+    """A sentence for each curve: the shortest and the longest length."""
+    sentences = []
+    for task, members in panels_of(evaluations).items():
+        for curve in curves_of(task, members):
+            ends = dict.fromkeys([0, len(curve.lengths) - 1])
+            shares = [f"{curve.accuracy[n]:.3f} at {curve.lengths[n]:,}" for n in ends]
+            sentences.append(f"{task}, {curve.name}: accuracy {' and '.join(shares)}.")
+    return sentences

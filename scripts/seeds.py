@@ -1,0 +1,71 @@
+"""Which evaluations are those of one model that was trained with several seeds."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from console import DataError
+from eval_reader import names_of_evaluations
+from run_reader import CONFIG, differing_keys, read_config
+
+SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
+DRAWN_WITH = re.compile(r", seed [0-9]+$")  # in the description of generated data
+
+
+@dataclass(frozen=True)
+class Model:
+    """Evaluations by one protocol that are seeds of one model, or one evaluation. It is named as an
+    evaluation is."""
+
+    run: Path  # of seeds: their runs' common path, without the seed
+    step: str
+    protocol: str
+    path: Path
+    seeds: list
+
+
+def config_of(evaluation):
+    """The settings of its run without the seed: from the run's folder or the one the file lies in. {} if
+    there are none."""
+    for folder in (evaluation.run, Path(evaluation.path).absolute().parent):
+        if os.path.exists(folder / CONFIG):  # False also where it may not be looked for
+            config = read_config(folder)
+            config.pop("train.seed", None)
+            return config
+    return {}
+
+
+def check_same_settings(evaluations):
+    """Refuses to average what are not seeds of the same settings, as far as the files tell."""
+    first = evaluations[0]
+    config = config_of(first)
+    for other in evaluations[1:]:
+        pair = f"{first.where} and {other.where} are called seeds of one model, but"
+        if not np.array_equal(first.lengths, other.lengths):
+            raise DataError(f"{pair} were evaluated at different lengths")
+        if first.train_length != other.train_length:
+            raise DataError(f"{pair} were trained at different lengths")
+        data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
+        if all(data) and data[0] != data[1]:
+            raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
+        theirs = config_of(other)
+        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
+            raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
+
+
+def models_of(evaluations):
+    """(name, evaluations) of each model: runs X_seed1, X_seed2, ... in one folder, evaluated by one protocol,
+    are one. A run that is there twice is not averaged."""
+    groups = {}
+    for each in evaluations:
+        model = SEED.sub("", each.run.name) or each.run.name
+        groups.setdefault((each.run.parent / model, each.protocol), []).append(each)
+    models = []
+    for (run, protocol), members in groups.items():
+        if 1 < len(members) == len({each.run for each in members}):
+            models.append(Model(run, "", protocol, members[0].path, members))
+        else:
+            models += [Model(each.run, each.step, protocol, each.path, [each]) for each in members]
+    return [(name, each.seeds) for name, each in zip(names_of_evaluations(models), models, strict=True)]

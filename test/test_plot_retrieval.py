@@ -1,0 +1,109 @@
+"""The figure of retrieval: panels, means over depths and seeds, and what is refused."""
+
+import numpy as np
+import pytest
+
+import plot
+import plot_retrieval
+from fabricated_run import fails, no_figure_stays_open  # fixtures
+from test_plot_eval import answers, losses
+from test_plot_extrapolation import evaluations_of
+
+# (length, depth, accuracy of tokens, of whole answers)
+NEAR = [(256, 0.1, 1.0, 0.0), (256, 0.5, 0.5, 0.0), (512, 0.1, 0.25, 0.0), (512, 0.5, 0.75, 0.0)]
+FAR = [(256, None, 0.5, 0.0), (1024, None, 0.25, 0.0)]
+
+
+def draw(*paths):
+    return plot_retrieval.draw_retrieval(evaluations_of(*paths))
+
+
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_each_task_has_a_panel_and_a_model_the_same_line_in_both(tmp_path):
+    files = [
+        answers(tmp_path / f"{n}.json", cells, run=run, task=task, train_length=256)
+        for n, (run, task, cells) in enumerate([
+            ("passkey-goat", "passkey", NEAR),
+            ("passkey-rope", "passkey", NEAR),
+            ("niah-rope", "niah", FAR),
+            ("niah-goat", "niah", FAR),
+        ])
+    ]  # fmt: skip
+    figure = draw(*files)
+    passkey, niah = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["passkey", "niah"]
+    assert list(lines_of(passkey)) == ["goat", "rope", "training length"]
+    assert list(lines_of(niah)) == ["rope", "goat", "training length"]
+    for name in ("goat", "rope"):
+        one, other = lines_of(passkey)[name], lines_of(niah)[name]
+        assert list(one.get_xdata()) == [256, 512] and list(one.get_ydata()) == [0.75, 0.5]
+        assert list(other.get_xdata()) == [256, 1024] and list(other.get_ydata()) == [0.5, 0.25]
+        for look in ("get_color", "get_linestyle", "get_marker"):
+            assert getattr(one, look)() == getattr(other, look)()
+    assert lines_of(passkey)["goat"].get_color() != lines_of(passkey)["rope"].get_color()
+    assert list(lines_of(niah)["training length"].get_xdata()) == [256, 256]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["goat", "rope", "training length"]
+    assert "tokens" in passkey.get_xlabel() and "answer's tokens" in passkey.get_ylabel()
+    assert "1,024" in [text.get_text() for text in niah.get_xticklabels()]
+
+
+def test_seeds_are_one_curve_with_a_band(tmp_path):
+    lower = [(length, depth, tokens - 0.25, whole) for length, depth, tokens, whole in NEAR]
+    files = [
+        answers(tmp_path / f"{seed}.json", cells, run=f"passkey-goat-seed{seed}", task="passkey")
+        for seed, cells in ((1, NEAR), (2, lower))
+    ]
+    (axes,) = draw(*files).axes
+    assert list(lines_of(axes)["goat"].get_ydata()) == [0.625, 0.375]
+    (band,) = axes.collections
+    edges = band.get_paths()[0].vertices
+    assert edges[:, 1].min() == 0.25 and edges[:, 1].max() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [("passkey-goat", "goat"), ("passkey", "passkey"), ("goat", "goat"), ("passkeys", "passkeys")],
+)
+def test_a_name_is_without_the_task_where_it_begins_with_it(tmp_path, run, name):
+    (axes,) = draw(answers(tmp_path / "a.json", FAR, run=run, task="passkey")).axes
+    assert list(lines_of(axes)) == [name, "training length"]
+
+
+def test_names_keep_the_task_where_they_differ_in_that_alone(tmp_path):
+    runs = ("passkey-goat", "goat")
+    files = [answers(tmp_path / f"{run}.json", FAR, run=run, task="passkey") for run in runs]
+    assert list(lines_of(draw(*files).axes[0]))[:2] == list(runs)
+
+
+def test_different_data_are_said_in_the_title(tmp_path):
+    one = answers(tmp_path / "a.json", FAR, run="a", task="niah", data="x")
+    for data, title in (("x", "niah"), ("y", "niah (of different data)")):
+        other = answers(tmp_path / "b.json", FAR, run="b", task="niah", data=data)
+        assert draw(one, other).axes[0].get_title() == title
+
+
+def test_a_file_that_does_not_name_its_task_has_a_panel(tmp_path):
+    (axes,) = draw(answers(tmp_path / "a.json", FAR)).axes
+    assert axes.get_title() == "task"
+
+
+def test_an_accuracy_that_is_missing_leaves_a_gap(tmp_path):
+    (axes,) = draw(answers(tmp_path / "a.json", [(256, None, None, 0.0), (512, None, 0.5, 0.0)])).axes
+    assert np.isnan(lines_of(axes)["mine"].get_ydata()).tolist() == [True, False]
+
+
+def test_perplexities_are_refused(tmp_path, fails):
+    assert "plot.py eval" in fails(3, "retrieval", losses(tmp_path / "a.json"))
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, capsys):
+    path = answers(tmp_path / "a.json", NEAR, run="passkey-goat", task="passkey")
+    assert plot.main(["retrieval", str(path)]) == 0
+    where, sentence = capsys.readouterr().out.splitlines()
+    assert where == str(tmp_path / "a_retrieval.png")
+    assert sentence == "passkey, goat: accuracy 0.750 at 256 and 0.500 at 512."
