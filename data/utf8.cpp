@@ -1,5 +1,7 @@
 #include "data/utf8.h"
 
+#include <utf8proc.h>
+
 #include <cstdint>
 
 namespace goat {
@@ -80,6 +82,17 @@ std::string terminal_text(std::string_view text) {
     done += character.bytes;
   }
   return shown;
+}
+
+std::size_t terminal_columns(std::string_view text) {
+  std::size_t columns = 0;
+  for (std::size_t done = 0; done < text.size();) {
+    const Utf8Character character = character_at(text, done);
+    const int width = utf8proc_charwidth(static_cast<utf8proc_int32_t>(character.code));
+    columns += character.valid ? static_cast<std::size_t>(width) : character.bytes;
+    done += character.bytes;
+  }
+  return columns;
 }
 
 }  // namespace goat

@@ -30,4 +30,8 @@ std::size_t complete_utf8(std::string_view text);
 // become U+FFFD, the replacement character.
 std::string terminal_text(std::string_view text);
 
+// The columns that `text` takes on a terminal: two for a wide character, none for a combining mark or a
+// control character, one for each byte that is no UTF-8.
+std::size_t terminal_columns(std::string_view text);
+
 }  // namespace goat

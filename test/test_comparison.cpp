@@ -101,6 +101,17 @@ TEST_CASE("comparison: a table for each protocol and task, with a row a run and 
         "needle      87.5%      25.0%\n");
 }
 
+TEST_CASE("comparison: names that are not ASCII stand in line") {
+  const json one = perplexities("recut", {{128, 4.25}});
+  CHECK(comparison_text({"größe", "文字", "e\u0301", "a\xff"}, {one, one, one, one}) ==
+        "perplexity by length, protocol recut\n"
+        "             128\n"
+        "größe      4.250\n"
+        "文字       4.250\n"
+        "e\u0301          4.250\n"
+        "a\xff         4.250\n");
+}
+
 TEST_CASE("comparison: the table says if the runs were evaluated on different data") {
   const auto title = [](const std::string& data) {
     const std::string text = comparison_text(

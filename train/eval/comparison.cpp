@@ -10,6 +10,8 @@
 #include <span>
 #include <utility>
 
+#include "data/utf8.h"
+
 namespace goat {
 
 namespace {
@@ -62,7 +64,7 @@ std::string cell(const Table& table, const Values& values, std::int64_t length) 
 
 std::string line_of(const std::string& name, std::size_t name_columns,
                     const std::vector<std::string>& cells) {
-  std::string line = name + std::string(name_columns - name.size(), ' ');
+  std::string line = name + std::string(name_columns - terminal_columns(name), ' ');
   for (const std::string& text : cells)
     line += std::string(std::max<std::size_t>(cell_columns, text.size() + 1) - text.size(), ' ') + text;
   return line + "\n";
@@ -85,7 +87,7 @@ std::string text_of(const Table& table) {
   std::set<std::int64_t> all;
   std::size_t name_columns = 0;
   for (const auto& [name, values] : table.rows) {
-    name_columns = std::max(name_columns, name.size());
+    name_columns = std::max(name_columns, terminal_columns(name));
     for (const auto& [length, value] : values) all.insert(length);
   }
   const std::vector<std::int64_t> lengths(all.begin(), all.end());
