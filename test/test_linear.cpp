@@ -17,9 +17,9 @@ namespace {
 using Values = std::vector<double>;
 using namespace goat::test::linear_oracle;
 
-// Every combination of odd sizes, and one of a model's.
+// Every combination of odd sizes, one of a model's, and one with more rows than the cpu gives sgemm at once.
 std::vector<Shape> shapes() {
-  std::vector<Shape> all{{64, 96, 384}};
+  std::vector<Shape> all{{64, 96, 384}, {1100, 3, 17}};
   for (const std::int64_t tokens : {1, 3, 17, 65, 130})
     for (const std::int64_t in : {1, 3, 17, 65, 130})
       for (const std::int64_t out : {1, 3, 17, 65, 130}) all.push_back({tokens, in, out});

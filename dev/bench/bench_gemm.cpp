@@ -1,7 +1,8 @@
-// Times the GEMMs of a training step in the libraries the CPU device could use: oneDNN's sgemm, oneDNN's
-// matmul primitive, OpenBLAS. Usage: OMP_NUM_THREADS=n bench_gemm [rounds]. Every round times each library
-// once on each GEMM, so that a disturbance of the machine meets all of them; the table shows medians in
-// milliseconds (CPU time on one thread, else wall time) and GFLOP/s of the fastest.
+// Times the GEMMs of a training step in the libraries the CPU device could use: oneDNN's sgemm, in one call
+// or (weight gradients) in calls of 512 rows, oneDNN's matmul primitive, OpenBLAS. Usage: OMP_NUM_THREADS=n
+// bench_gemm [rounds]. Every round times each library once on each GEMM, so that a disturbance of the machine
+// meets all of them; the table shows medians in milliseconds (CPU time on one thread, else wall time) and
+// GFLOP/s of the fastest.
 #include <cblas.h>
 #include <omp.h>
 
@@ -52,6 +53,10 @@ std::vector<Gemm> training_step() {
     gemms.push_back(backward_input(layer.name, tokens, layer.in, layer.out));
     gemms.push_back(backward_weight(layer.name, tokens, layer.in, layer.out));
   }
+  for (const std::int64_t out : {1000, 1024})
+    gemms.push_back(backward_weight("128>" + std::to_string(out) + ", 8192 rows,", 8192, 128, out));
+  for (const std::int64_t out : {1536, 2048})
+    gemms.push_back(backward_weight("512>" + std::to_string(out) + ", 4096 rows,", 4096, 512, out));
   gemms.push_back(forward("qkv 384>1152, 1 row,", 1, width, 3 * width, true));
   gemms.push_back(forward("head 384>50304, 1 row,", 1, width, padded_vocab, false));
   for (const std::int64_t rows : {128, 256, 512, 1024}) {
@@ -93,17 +98,21 @@ class Library {
 
 class Sgemm final : public Library {
  public:
-  explicit Sgemm(const Gemm& gemm) : gemm_(gemm) {}
+  // rows: of a weight gradient, that a call adds up
+  Sgemm(const Gemm& gemm, std::int64_t rows) : gemm_(gemm), rows_(gemm.accumulate ? rows : gemm.k) {}
   void run(Matrices& matrices) override {
     if (gemm_.bias) start_with_bias(gemm_, matrices);
-    dnnl_sgemm(gemm_.transpose_a ? 'T' : 'N', gemm_.transpose_b ? 'T' : 'N', gemm_.m, gemm_.n, gemm_.k, 1.0f,
-               matrices.a.data(), gemm_.transpose_a ? gemm_.m : gemm_.k, matrices.b.data(),
-               gemm_.transpose_b ? gemm_.k : gemm_.n, gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f,
-               matrices.c.data(), gemm_.n);
+    for (std::int64_t row = 0; row < gemm_.k; row += rows_)
+      dnnl_sgemm(gemm_.transpose_a ? 'T' : 'N', gemm_.transpose_b ? 'T' : 'N', gemm_.m, gemm_.n,
+                 std::min(rows_, gemm_.k - row), 1.0f, matrices.a.data() + row * gemm_.m,
+                 gemm_.transpose_a ? gemm_.m : gemm_.k, matrices.b.data() + row * gemm_.n,
+                 gemm_.transpose_b ? gemm_.k : gemm_.n, gemm_.bias || gemm_.accumulate ? 1.0f : 0.0f,
+                 matrices.c.data(), gemm_.n);
   }
 
  private:
   Gemm gemm_;
+  std::int64_t rows_;
 };
 
 class OpenBlas final : public Library {
@@ -215,11 +224,13 @@ int main(int argc, char** argv) {
               omp_get_max_threads(), version->major, version->minor, version->patch, openblas_get_config(),
               openblas_get_corename(), omp_get_max_threads() == 1 ? "CPU" : "wall", rounds);
   std::printf(
-      "| GEMM | oneDNN sgemm ms | oneDNN matmul ms | OpenBLAS ms | best GFLOP/s |\n|---|---|---|---|---|\n");
+      "| GEMM | oneDNN sgemm ms | by 512 rows ms | oneDNN matmul ms | OpenBLAS ms | best GFLOP/s |\n"
+      "|---|---|---|---|---|---|\n");
   for (const Gemm& gemm : training_step()) {
     Matrices matrices(gemm);
     std::vector<std::unique_ptr<Library>> libraries;
-    libraries.push_back(std::make_unique<Sgemm>(gemm));
+    libraries.push_back(std::make_unique<Sgemm>(gemm, gemm.k));
+    libraries.push_back(std::make_unique<Sgemm>(gemm, 512));
     libraries.push_back(std::make_unique<Matmul>(gemm));
     libraries.push_back(std::make_unique<OpenBlas>(gemm));
     check_results(gemm, libraries, matrices);
@@ -233,8 +244,8 @@ int main(int argc, char** argv) {
     const double best = *std::min_element(medians.begin(), medians.end());
     const double operations =
         2.0 * static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
-    std::printf("| %s | %.2f | %.2f | %.2f | %.0f |\n", gemm.name.c_str(), medians[0], medians[1], medians[2],
-                operations / best * 1e-6);
+    std::printf("| %s | %.2f | %.2f | %.2f | %.2f | %.0f |\n", gemm.name.c_str(), medians[0], medians[1],
+                medians[2], medians[3], operations / best * 1e-6);
     std::fflush(stdout);
   }
 }

@@ -17,8 +17,8 @@ namespace goat::attention {
 
 using Index = std::int64_t;
 
-// 6 x 16 accumulators take 12 registers of AVX2 or 6 of AVX-512. This hides most of the latency of
-// two FMA units.
+// 6 x 16 accumulators take 12 of the 16 registers of AVX2, 6 x 32 take 12 of the 32 of AVX-512. This hides
+// the latency of two FMA units, and each number that is loaded is used often enough to keep them busy.
 constexpr Index block_rows = 6;
 constexpr Index block_columns = 16;  // one cache line
 constexpr Index query_tile = 96;     // both tiles are multiples of block_rows and block_columns
@@ -128,36 +128,41 @@ struct LeftOperand {
   Index depth_stride;
 };
 
-// c[6, 16] = (c if accumulate) + sum_{k < depth} a(r, k) b[k, 0..16). The sum is kept in registers.
+// c[6, width] = (c if accumulate) + sum_{k < depth} a(r, k) b[k, 0..width). The sum is kept in registers.
+template <Index width>
 SIMD_INLINE void product_block(LeftOperand a, const float* b, Index b_stride, float* c, Index c_stride,
                                Index depth, bool accumulate) {
-  float sum[block_rows][block_columns] = {};
+  float sum[block_rows][width] = {};
   for (Index k = 0; k < depth; ++k) {
 #pragma GCC unroll 6
     for (Index r = 0; r < block_rows; ++r) {
       const float left = a.data[r * a.row_stride + k * a.depth_stride];
 #pragma omp simd
-      for (Index w = 0; w < block_columns; ++w) sum[r][w] += left * b[k * b_stride + w];
+      for (Index w = 0; w < width; ++w) sum[r][w] += left * b[k * b_stride + w];
     }
   }
   for (Index r = 0; r < block_rows; ++r) {
     float* row = c + r * c_stride;
     if (accumulate) {
 #pragma omp simd
-      for (Index w = 0; w < block_columns; ++w) row[w] += sum[r][w];
+      for (Index w = 0; w < width; ++w) row[w] += sum[r][w];
     } else {
 #pragma omp simd
-      for (Index w = 0; w < block_columns; ++w) row[w] = sum[r][w];
+      for (Index w = 0; w < width; ++w) row[w] = sum[r][w];
     }
   }
 }
 
 // c[6, columns] = (c if accumulate) + a b for six rows of a. columns is a multiple of 16; b and c have the
-// same row stride `stride`.
+// same row stride `stride`. Either width adds the same terms in the same order.
 SIMD_INLINE void product_rows(LeftOperand a, const float* b, float* c, Index stride, Index columns,
                               Index depth, bool accumulate) {
-  for (Index w = 0; w < columns; w += block_columns)
-    product_block(a, b + w, stride, c + w, stride, depth, accumulate);
+  Index w = 0;
+  if (simd::has_avx512)
+    for (; w + 2 * block_columns <= columns; w += 2 * block_columns)
+      product_block<2 * block_columns>(a, b + w, stride, c + w, stride, depth, accumulate);
+  for (; w < columns; w += block_columns)
+    product_block<block_columns>(a, b + w, stride, c + w, stride, depth, accumulate);
 }
 
 }  // namespace goat::attention

@@ -35,22 +35,27 @@ struct Product {
   }
 };
 
+// A product that sums over rows of both factors (a weight gradient) gives sgemm this many rows at a time:
+// packing a transposed factor of thousands of rows takes up to a third of its time (dev/results/gemm_cpu.md).
+constexpr std::int64_t rows_at_once = 512;
+
 void multiply(const Product& product) {
   const auto& [out, left, right, accumulate] = product;
   const auto [m, n, k, left_transposed, right_transposed] = product.shape();
-  if (k == 0) {  // which sgemm refuses
-    if (!accumulate) std::fill_n(out.as<float>(), m * n, 0.0f);
-    return;
+  if (k == 0 && !accumulate) std::fill_n(out.as<float>(), m * n, 0.0f);  // sgemm refuses k = 0
+  const std::int64_t step = left_transposed && !right_transposed ? rows_at_once : k;
+  for (std::int64_t row = 0; row < k; row += step) {
+    const dnnl_status_t status =
+        dnnl_sgemm(left_transposed ? 'T' : 'N', right_transposed ? 'T' : 'N', m, n, std::min(step, k - row),
+                   1.0f, left.tensor.as<float>() + row * left.tensor.shape[1], left.tensor.shape[1],
+                   right.tensor.as<float>() + row * right.tensor.shape[1], right.tensor.shape[1],
+                   accumulate || row > 0 ? 1.0f : 0.0f, out.as<float>(), n);
+    if (status != dnnl_success)
+      throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" +
+                               out.name + "' " + out.shape_text() + " = '" + left.tensor.name + "' " +
+                               left.tensor.shape_text() + " x '" + right.tensor.name + "' " +
+                               right.tensor.shape_text());
   }
-  const dnnl_status_t status =
-      dnnl_sgemm(left_transposed ? 'T' : 'N', right_transposed ? 'T' : 'N', m, n, k, 1.0f,
-                 left.tensor.as<float>(), left.tensor.shape[1], right.tensor.as<float>(),
-                 right.tensor.shape[1], accumulate ? 1.0f : 0.0f, out.as<float>(), n);
-  if (status != dnnl_success)
-    throw std::runtime_error("oneDNN sgemm failed with status " + std::to_string(status) + " for '" +
-                             out.name + "' " + out.shape_text() + " = '" + left.tensor.name + "' " +
-                             left.tensor.shape_text() + " x '" + right.tensor.name + "' " +
-                             right.tensor.shape_text());
 }
 
 // The product of an operation whose factors may be rounded. `workspace`: workspace_of(product, factors).

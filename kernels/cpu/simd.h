@@ -13,12 +13,18 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define AVX512_IS_CHOSEN __builtin_cpu_supports("x86-64-v4")
 #else
 #define SIMD_CLONES
+#define AVX512_IS_CHOSEN false
 #endif
 #define SIMD_INLINE inline __attribute__((always_inline))
 
 namespace goat::simd {
+
+// Whether the clones for AVX-512 run, which have 32 vector registers of 16 floats. The others have 16 smaller
+// ones.
+inline const bool has_avx512 = AVX512_IS_CHOSEN;
 
 // e^x within 1.1 ulp if it is a normal float; 0 if it is smaller (x < -87.33654), +inf if it is larger, NaN
 // for NaN. It has no branches and no library calls, so that loops over it vectorise.

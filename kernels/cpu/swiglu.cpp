@@ -5,28 +5,32 @@
 namespace goat {
 
 namespace {
-// s(x). For x < 0 it is e^x / (1 + e^x), which keeps the relative accuracy in the left tail.
-SIMD_INLINE float logistic(float x) {
+// s(x) and s(-x) = 1 - s(x). The one that is below 1/2 is e / (1 + e) with e = e^-|x|, which keeps the
+// relative accuracy in the tail.
+struct Logistic {
+  float of_x, of_minus_x;
+};
+SIMD_INLINE Logistic logistic(float x) {
   const float e = simd::exp(x < 0 ? x : -x);  // at most 1
-  const float scale = 1.0f / (1.0f + e);
-  return x < 0 ? e * scale : scale;
+  const float larger = 1.0f / (1.0f + e), smaller = e * larger;
+  return x < 0 ? Logistic{smaller, larger} : Logistic{larger, smaller};
 }
 
 SIMD_CLONES void swiglu_row(float* __restrict out, const float* __restrict gate, const float* __restrict up,
                             std::int64_t width) {
 #pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) out[c] = gate[c] * logistic(gate[c]) * up[c];
+  for (std::int64_t c = 0; c < width; ++c) out[c] = gate[c] * logistic(gate[c]).of_x * up[c];
 }
 
-// dgate = dout up s(gate) (1 + gate (1 - s(gate))),  dup = dout silu(gate). 1 - s(x) is computed as s(-x),
-// which is accurate if s(x) is near 1. dgate may be gate, and dup may be up.
+// dgate = dout up s(gate) (1 + gate s(-gate)),  dup = dout silu(gate). dgate may be gate, and dup may be up.
 SIMD_CLONES void swiglu_gradient_row(float* dgate, float* dup, const float* __restrict dout,
                                      const float* gate, const float* up, std::int64_t width) {
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) {
-    const float g = gate[c], s = logistic(g);
-    const float to_gate = dout[c] * up[c] * s * (1.0f + g * logistic(-g));
-    dup[c] = dout[c] * g * s;
+    const float g = gate[c];
+    const Logistic s = logistic(g);
+    const float to_gate = dout[c] * up[c] * s.of_x * (1.0f + g * s.of_minus_x);
+    dup[c] = dout[c] * g * s.of_x;
     dgate[c] = to_gate;
   }
 }
