@@ -74,7 +74,7 @@ lint:  ## clang-format on everything, clang-tidy on what the build compiles (but
 	clang-format --dry-run --Werror $(SOURCES)
 	$(CONFIGURE)
 	mkdir -p $(BUILD)/tidy  # clang knows not every option that GCC is given
-	sed -E 's/ -fno-(crossjumping|tree-tail-merge)//g' $(BUILD)/compile_commands.json > $(BUILD)/tidy/compile_commands.json
+	sed -E 's/ -fno-(crossjumping|tree-tail-merge|var-tracking-assignments)//g' $(BUILD)/compile_commands.json > $(BUILD)/tidy/compile_commands.json
 	printf '%s\n' $(filter-out dev/% test/fuzz/% $(NO_TIDY),$(filter %.cpp,$(SOURCES))) | xargs -P $(JOBS) -n 2 clang-tidy --quiet -p $(BUILD)/tidy --extra-arg=-Wno-unknown-warning-option $(TIDY)
 
 format:  ## clang-format everything in place
