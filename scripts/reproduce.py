@@ -6,6 +6,7 @@ r"""Repeats the published experiments at small scale: trains and evaluates every
   reproduce.py ablations        the prior's ranks, bases, start, frequencies, slopes and learning rate
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
+  reproduce.py STUDY --table --against ROW   differences from one row, seed by seed
 
 Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation.
 What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint.
@@ -239,6 +240,7 @@ def parse_arguments():
     )
     parser.add_argument("study", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
     parser.add_argument("--table", action="store_true", help="print the tables of what is finished")
+    parser.add_argument("--against", metavar="ROW", help="with --table: differences from it, seed by seed")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of these names, as 'goat*-seed1'")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time, one thread each (2)")
     parser.add_argument("--minutes", type=float, help="start no model after so many minutes")
@@ -248,6 +250,8 @@ def parse_arguments():
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         raise UsageError("--jobs must be 1 or more")
+    if arguments.against and not arguments.table:
+        raise UsageError("--against is for --table")
     return arguments
 
 
@@ -261,7 +265,7 @@ def body():
     results = {each.name: finished_result(folders, each) for each in experiments}
     finished = [result for result in results.values() if result]
     if arguments.table:
-        console.say(tables_of(arguments.study, finished))
+        console.say(tables_of(arguments.study, finished, arguments.against))
         return
     if not program_path().exists():
         raise ScriptError(f"{program_path()}: there is no program yet: run make")

@@ -35,7 +35,7 @@ def at_lengths(result, key):
     return {length: float(np.mean(values)) for length, values in sorted(cells.items())}
 
 
-def length_table(first, results, value, digits):
+def length_table(results, value, digits):
     """A row for each variant, a column for each length. value(result): {length: number}."""
     lengths = sorted(value(results[0]))
     rows = []
@@ -45,35 +45,65 @@ def length_table(first, results, value, digits):
             raise DataError(f"{variant}: its files have other lengths than {results[0]['variant']}")
         cells = [mean_and_spread([each[length] for each in values], digits) for length in lengths]
         rows.append([variant, str(len(group)), *cells])
-    return table([first, "seeds", *(f"{length:,}" for length in lengths)], rows)
+    return table(["positions", "seeds", *(f"{length:,}" for length in lengths)], rows)
+
+
+class Lengths:
+    """Tables by length: of values or, against a variant, of what they are more than that one's with the same
+    seed."""
+
+    def __init__(self, against=None):
+        self.against = against
+        self.note = f", less that of {against} with the same seed" if against else ""
+
+    def table(self, results, value, digits):
+        if not self.against:
+            return length_table(results, value, digits)
+        references = {result["seed"]: value(result) for result in self.references(results)}
+        others = [each for each in results if each["variant"] != self.against and each["seed"] in references]
+        if not others:
+            raise DataError(f"--against {self.against}: no other row has a seed in common with it")
+
+        def difference(result):
+            reference = references[result["seed"]]
+            return {length: number - reference[length] for length, number in value(result).items()}
+
+        return length_table(others, difference, digits)
+
+    def references(self, results):
+        groups = by_variant(results)
+        if self.against not in groups:
+            raise DataError(f"--against {self.against}: no such row; there are: {'; '.join(groups)}")
+        return groups[self.against]
 
 
 def perplexities(result):
     return {length: math.exp(loss) for length, loss in at_lengths(result, "nll").items()}
 
 
-def extrapolation_tables(results):
-    return "Perplexity by length:\n\n" + length_table("positions", results, perplexities, 3)
+def extrapolation_tables(results, lengths):
+    return f"Perplexity by length{lengths.note}:\n\n{lengths.table(results, perplexities, 3)}"
 
 
-def genome_tables(results):
+def genome_tables(results, lengths):
     def bits(result):
         return {length: loss / math.log(2) for length, loss in at_lengths(result, "nll").items()}
 
     rows = results[0]["evaluations"]["eval"]["results"]
     tokens = ", ".join(f"{row['tokens']:,} at {row['length']:,}" for row in rows)
-    table_of_bits = length_table("positions", results, bits, 3)
-    return f"Bits a base by length, of the first bases of each record ({tokens}):\n\n{table_of_bits}"
+    heading = f"Bits a base by length{lengths.note}, of the first bases of each record ({tokens})"
+    return f"{heading}:\n\n{lengths.table(results, bits, 3)}"
 
 
-def retrieval_tables(results):
+def retrieval_tables(results, lengths):
     parts = []
     for task in ("passkey", "niah"):
         group = [result for result in results if result["preset"] == task]
         for key, what in (("span_token_accuracy", "characters"), ("strict_accuracy", "whole answers")):
             if group:
-                shown = length_table("positions", group, lambda result, key=key: at_lengths(result, key), 2)
-                parts.append(f"{task}, share of {what} that are right, by length:\n\n{shown}")
+                shown = lengths.table(group, lambda result, key=key: at_lengths(result, key), 2)
+                heading = f"{task}, share of {what} that are right, by length{lengths.note}"
+                parts.append(f"{heading}:\n\n{shown}")
     return "\n\n".join(parts)
 
 
@@ -88,5 +118,8 @@ TABLES = {
 SPREAD = "± is the standard deviation over seeds, of training and data order; it says nothing of the tokens."
 
 
-def tables_of(study, results):
-    return f"{TABLES[study](results)}\n\n{SPREAD}" if results else "no model is finished yet"
+def tables_of(study, results, against=None):
+    """against: the variant from which differences are shown, in place of values."""
+    if not results:
+        return "no model is finished yet"
+    return f"{TABLES[study](results, Lengths(against))}\n\n{SPREAD}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -198,7 +199,11 @@ def test_a_model_whose_settings_have_changed_is_refused(start, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--only", "xpos*"], "no such model; there are: none-seed1"), (["--jobs", "0"], "--jobs must be 1")],
+    [
+        (["--only", "xpos*"], "no such model; there are: none-seed1"),
+        (["--jobs", "0"], "--jobs must be 1"),
+        (["--against", "goat"], "--against is for --table"),
+    ],
 )
 def test_wrong_use(start, words, message):
     code, _, errors = start([tiny("none")], *words)
@@ -253,6 +258,25 @@ def test_perplexities_are_means_and_deviations_over_seeds():
         "| goat | 2 | 4.500 ± 0.707 | 5.000 ± 0.000 |\n"
         "| none | 1 | 4.000 | 4.000 |"
     )
+
+
+def test_differences_are_those_of_the_same_seed():
+    def model(variant, seed, perplexity):
+        return invented(variant, seed, [(128, math.log(perplexity), {})])
+
+    results = [
+        *(model("goat", *each) for each in [(1, 4.0), (2, 5.0), (3, 9.0)]),
+        *(model("rope", *each) for each in [(2, 5.5), (1, 4.25), (4, 1.0)]),
+        model("none", 3, 8.0),
+    ]
+    # rope is 0.25 and 0.5 above goat: mean 0.375, standard deviation sqrt(2) / 8; its seed 4 has no partner
+    text = study_tables.tables_of("extrapolation", results, "goat")
+    assert text.splitlines()[0] == "Perplexity by length, less that of goat with the same seed:"
+    assert text.split("\n\n")[1].splitlines()[2:] == ["| rope | 2 | 0.375 ± 0.177 |", "| none | 1 | -1.000 |"]
+    with pytest.raises(study_tables.DataError, match="no such row; there are: goat; rope; none"):
+        study_tables.tables_of("extrapolation", results, "xpos")
+    with pytest.raises(study_tables.DataError, match="no other row has a seed in common with it"):
+        study_tables.tables_of("extrapolation", results[3:], "none")
 
 
 def test_accuracies_are_means_over_depths():
