@@ -37,6 +37,12 @@ def config_of(evaluation):
     return {}
 
 
+def shared_settings(*configs):
+    """The configs without keys that one of them lacks: an older program did not have them."""
+    keys = set.intersection(*(set(config) for config in configs))
+    return [{key: config[key] for key in keys} for config in configs]
+
+
 def check_same_settings(evaluations):
     """Refuses to average what are not seeds of the same settings, as far as the files tell."""
     first = evaluations[0]
@@ -50,8 +56,7 @@ def check_same_settings(evaluations):
         data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
         if all(data) and data[0] != data[1]:
             raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
-        theirs = config_of(other)
-        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
+        if keys := sorted(differing_keys(shared_settings(config, config_of(other)))):
             raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
 
 
