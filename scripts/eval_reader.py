@@ -16,11 +16,12 @@ class Evaluation:
     """An evaluation in a JSON file. rows: the results by ascending length; is_task: whether answers were
     looked for; has_depths: whether each length was measured with the needle at several depths; protocol: ""
     for a task; task: its name, "" for none; data: what was evaluated, "" where the file does not say; where:
-    the file, and which it is of several there; label: the file, and its name among them; contents: all that
-    the file says."""
+    the file, and which it is of several there; label: the file, and its name among them; settings: what
+    the file of a model of reproduce.py says of its run, {} in others; contents: all that is said of it."""
 
-    def __init__(self, path, contents, where=None):
+    def __init__(self, path, contents, where=None, settings=None):
         self.path, self.where, self.label, self.contents = path, where or str(path), str(path), contents
+        self.settings = settings or {}
         try:
             self.train_length = contents["train_length"]
             self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
@@ -69,8 +70,11 @@ def read_evaluations(path):
         members = list(members.values())
     if not isinstance(members, list) or not members:
         raise DataError(f"{path}: {NO_EVALUATION}")
+    settings = contents.get("settings")
+    if settings is not None and not isinstance(settings, dict):
+        raise DataError(f"{path}: {NO_EVALUATION}")
     evaluations = [
-        Evaluation(path, each, f"{path}, evaluation {number}" if len(members) > 1 else None)
+        Evaluation(path, each, f"{path}, evaluation {number}" if len(members) > 1 else None, settings)
         for number, each in enumerate(members, 1)
     ]
     for name, evaluation in zip(names_of_evaluations(evaluations), evaluations, strict=True):

@@ -60,18 +60,18 @@ def draw_accuracies(evaluations, names):
 def by_length(axes, evaluations):
     """The axis of lengths, and the legend."""
     show_lengths(axes, evaluations)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
     legend_below(axes.figure, [axes])
 
 
 def show_lengths(axes, evaluations):
-    """The axis of lengths, and the training lengths in it."""
+    """The axis of lengths, the training lengths in it, and the grid."""
     lengths = np.unique(np.concatenate([evaluation.lengths for evaluation in evaluations]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
     axes.set_xlabel("length of the sequences (tokens)")
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
     for length in sorted({evaluation.train_length for evaluation in evaluations}):
         axes.axvline(length, color=REFERENCE, linewidth=1, linestyle=DASHED, label="training length")
 

@@ -1,33 +1,20 @@
 """The figure of extrapolation: perplexity by length of several models, those that stay flat in detail."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from console import DataError, count
 from eval_reader import note_on_data
 from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
 from plot_eval import by_length
-from seeds import check_same_settings, models_of
+from seeds import Curve, check_same_settings, models_of
 
 FLAT = 1.25  # a curve is flat if its perplexities differ by no more than this factor
 INSET = (0.14, 0.5, 0.46, 0.44)  # left, bottom, width, height: shares of the axes; its labels are left of it
 INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, so that the inset hides none
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Perplexity by length: of one evaluation, or of several seeds of the same settings."""
-
-    name: str
-    lengths: np.ndarray
-    perplexity: np.ndarray  # exp of the mean of the seeds' losses
-    lowest: np.ndarray  # of the seeds
-    highest: np.ndarray
-
-    @property
-    def is_flat(self):
-        finite = self.perplexity[np.isfinite(self.perplexity)]
-        return len(finite) == len(self.perplexity) and finite.max() <= FLAT * finite.min()
+def is_flat(curve):
+    finite = curve.mean[np.isfinite(curve.mean)]
+    return len(finite) == len(curve.mean) and finite.max() <= FLAT * finite.min()
 
 
 def groups_of(evaluations):
@@ -39,6 +26,7 @@ def groups_of(evaluations):
 
 
 def curve_of(name, evaluations):
+    """Perplexity by length: exp of the mean of the seeds' losses."""
     check_same_settings(evaluations)
     losses = np.array([evaluation.column("nll") for evaluation in evaluations])
     with np.errstate(over="ignore"):
@@ -55,17 +43,14 @@ def curves_of(evaluations):
             raise DataError(f"{evaluation.path}: holds a task's accuracies; draw them with: plot.py eval")
     curves = [curve_of(name, members) for name, members in groups_of(evaluations)]
     for curve in curves:
-        if not np.isfinite(curve.perplexity).any():
+        if not np.isfinite(curve.mean).any():
             raise DataError(f"{curve.name}: no length has a finite loss; the model has diverged")
     return curves
 
 
 def draw_curves(axes, curves, styles):
     for curve, style in zip(curves, styles, strict=True):
-        axes.plot(curve.lengths, curve.perplexity, markersize=5, label=curve.name, **style)
-        if not np.array_equal(curve.lowest, curve.highest):
-            band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-            axes.fill_between(curve.lengths, curve.lowest, curve.highest, **band)
+        curve.draw(axes, style)
 
 
 def make_room(axes, curves):
@@ -99,7 +84,7 @@ def draw_extrapolation(evaluations):
     """All curves on a logarithmic axis, the flat ones again in an inset; on a linear axis if all are flat."""
     curves = curves_of(evaluations)
     styles = [series_style(n) for n in range(len(curves))]
-    flat = [n for n, curve in enumerate(curves) if curve.is_flat]
+    flat = [n for n, curve in enumerate(curves) if is_flat(curve)]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
         draw_curves(axes, curves, styles)
@@ -122,7 +107,7 @@ def describe_extrapolation(evaluations):
     """A sentence for each curve: from where to where its perplexity goes."""
     sentences = []
     for curve in curves_of(evaluations):
-        good = np.flatnonzero(np.isfinite(curve.perplexity))
-        ends = [f"{curve.perplexity[n]:.3f} at {curve.lengths[n]:,}" for n in dict.fromkeys(good[[0, -1]])]
-        sentences.append(f"{curve.name}: perplexity {' and '.join(ends)}{', flat' if curve.is_flat else ''}.")
+        good = np.flatnonzero(np.isfinite(curve.mean))
+        ends = [f"{curve.mean[n]:.3f} at {curve.lengths[n]:,}" for n in dict.fromkeys(good[[0, -1]])]
+        sentences.append(f"{curve.name}: perplexity {' and '.join(ends)}{', flat' if is_flat(curve) else ''}.")
     return sentences

@@ -1,27 +1,15 @@
 """The figure of retrieval: accuracy by length of several models, a panel for each task."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 from console import DataError
 from eval_reader import note_on_data
-from figure_file import GRID, STYLE, legend_below, literal, plt, series_style
+from figure_file import STYLE, legend_below, literal, plt, series_style
 from plot_eval import show_lengths
-from seeds import check_same_settings, models_of
+from seeds import Curve, check_same_settings, models_of
 
 UNKNOWN = "task"  # what a task is called whose file does not name it
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Share of the answers' tokens that are right, by length: mean over depths and seeds."""
-
-    name: str
-    lengths: np.ndarray
-    accuracy: np.ndarray
-    lowest: np.ndarray  # of the seeds
-    highest: np.ndarray
 
 
 def over_depths(evaluation, lengths):
@@ -31,6 +19,7 @@ def over_depths(evaluation, lengths):
 
 
 def curve_of(name, seeds):
+    """Share of the answers' tokens that are right, by length: mean over depths and seeds."""
     check_same_settings(seeds)
     lengths = np.unique(seeds[0].lengths)
     accuracies = np.array([over_depths(evaluation, lengths) for evaluation in seeds])
@@ -60,14 +49,8 @@ def curves_of(task, evaluations):
 
 def draw_panel(axes, curves, styles, evaluations):
     for curve in curves:
-        style = styles[curve.name]
-        axes.plot(curve.lengths, curve.accuracy, markersize=5, label=curve.name, **style)
-        if not np.array_equal(curve.lowest, curve.highest):
-            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(curve.lengths, curve.lowest, curve.highest, **band)
+        curve.draw(axes, styles[curve.name])
     axes.set(ylim=(-0.03, 1.03))
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
     show_lengths(axes, evaluations)
 
 
@@ -94,6 +77,6 @@ def describe_retrieval(evaluations):
     for task, members in panels_of(evaluations).items():
         for curve in curves_of(task, members):
             ends = dict.fromkeys([0, len(curve.lengths) - 1])
-            shares = [f"{curve.accuracy[n]:.3f} at {curve.lengths[n]:,}" for n in ends]
+            shares = [f"{curve.mean[n]:.3f} at {curve.lengths[n]:,}" for n in ends]
             sentences.append(f"{task}, {curve.name}: accuracy {' and '.join(shares)}.")
     return sentences

@@ -27,20 +27,16 @@ class Model:
 
 
 def config_of(evaluation):
-    """The settings of its run without the seed: from the run's folder or the one the file lies in. {} if
-    there are none."""
+    """The settings of its run without the seed: from the file itself, the run's folder or the one the file
+    lies in. {} if there are none."""
+    if evaluation.settings:
+        return {key: value for key, value in evaluation.settings.items() if key != "train.seed"}
     for folder in (evaluation.run, Path(evaluation.path).absolute().parent):
         if os.path.exists(folder / CONFIG):  # False also where it may not be looked for
             config = read_config(folder)
             config.pop("train.seed", None)
             return config
     return {}
-
-
-def shared_settings(*configs):
-    """The configs without keys that one of them lacks: an older program did not have them."""
-    keys = set.intersection(*(set(config) for config in configs))
-    return [{key: config[key] for key in keys} for config in configs]
 
 
 def check_same_settings(evaluations):
@@ -56,7 +52,8 @@ def check_same_settings(evaluations):
         data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
         if all(data) and data[0] != data[1]:
             raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
-        if keys := sorted(differing_keys(shared_settings(config, config_of(other)))):
+        theirs = config_of(other)
+        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
             raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
 
 
@@ -74,3 +71,21 @@ def models_of(evaluations):
         else:
             models += [Model(each.run, each.step, protocol, each.path, [each]) for each in members]
     return [(name, each.seeds) for name, each in zip(names_of_evaluations(models), models, strict=True)]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value by length: of one evaluation, or of several seeds of the same settings."""
+
+    name: str
+    lengths: np.ndarray
+    mean: np.ndarray
+    lowest: np.ndarray  # of the seeds
+    highest: np.ndarray
+
+    def draw(self, axes, style):
+        """The mean, in a band of the seeds."""
+        axes.plot(self.lengths, self.mean, markersize=5, label=self.name, **style)
+        if not np.array_equal(self.lowest, self.highest):
+            band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            axes.fill_between(self.lengths, self.lowest, self.highest, **band)

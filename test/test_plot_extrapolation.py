@@ -1,5 +1,7 @@
 """The figure of extrapolation: which curves are flat, the inset, seeds, and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -72,7 +74,7 @@ def test_a_linear_axis_alone_if_all_are_flat_and_no_inset_if_none_is(tmp_path):
 def test_flat_is_a_factor_of_at_most_a_quarter_more(tmp_path):
     for factor, is_flat in [(1.249, True), (1.251, False)]:
         path = losses(tmp_path / "a.json", ((128, 1.0), (512, 1.0 + np.log(factor))))
-        assert extrapolation.curves_of(evaluations_of(path))[0].is_flat == is_flat
+        assert extrapolation.is_flat(extrapolation.curves_of(evaluations_of(path))[0]) == is_flat
 
 
 def seed_files(tmp_path, configs=({}, {})):
@@ -176,10 +178,6 @@ def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
     one, other = seed_files(tmp_path, ({}, {"steps": 6}))
     with pytest.raises(DataError, match=r"different settings: train\.steps"):
         draw(one, other)
-    config = "[train]\nsteps = 5\nseed = 2\n"  # of a program without one of the other's keys
-    (other.parent / "config.toml").write_text(config)
-    (one.parent / "config.toml").write_text(config + "[prior]\nlr_scale = 1.0\n")
-    draw(one, other)
     (other.parent / "config.toml").unlink()  # nothing says otherwise
     draw(one, other)
     (other.parent / "config.toml").write_text("steps = [")
@@ -201,6 +199,28 @@ def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
         draw(one, losses(other, ((128, 1.0), (512, 1.0)), run="m_seed2", train_length=64))
 
 
+def test_files_of_a_study_say_their_settings_themselves(tmp_path):
+    configs = ({}, {"newer": 1})  # the second program had one key more
+    files = seed_files(tmp_path, configs)
+    with pytest.raises(DataError, match=r"different settings: train\.newer"):
+        draw(*files)
+
+    def in_a_study(**changes):
+        for seed, file in enumerate(files, 1):
+            settings = {"train.seed": seed, "prior.init": "zero"} | (changes if seed == 2 else {})
+            evaluation = json.loads((tmp_path / f"m_seed{seed}/eval.json").read_text())
+            evaluation = evaluation.get("evaluations", {"eval": evaluation})["eval"]
+            file.write_text(json.dumps({"settings": settings, "evaluations": {"eval": evaluation}}))
+        return files
+
+    draw(*in_a_study())
+    with pytest.raises(DataError, match=r"different settings: prior\.init"):
+        draw(*in_a_study(**{"prior.init": "alibi"}))
+    files[0].write_text(files[0].read_text().replace('"settings": {', '"settings": 1, "others": {'))
+    with pytest.raises(DataError, match="not what train_gpt_goat eval --json writes"):
+        draw(*files)
+
+
 def test_what_has_no_perplexity_is_refused(tmp_path, fails):
     task = answers(tmp_path / "a.json", [(256, None, 0.5, 0.25)])
     assert "plot.py eval" in fails(3, "extrapolation", task)
@@ -213,7 +233,7 @@ def test_what_has_no_perplexity_is_refused(tmp_path, fails):
 def test_a_length_without_a_finite_loss_leaves_a_gap(tmp_path):
     path = losses(tmp_path / "a.json", ((128, 1.0), (512, None), (2048, 1.1)))
     (curve,) = extrapolation.curves_of(evaluations_of(path))
-    assert np.isnan(curve.perplexity).tolist() == [False, True, False] and not curve.is_flat
+    assert np.isnan(curve.mean).tolist() == [False, True, False] and not extrapolation.is_flat(curve)
     draw(path, losses(tmp_path / "b.json", FLAT, run="flat"))
 
 

@@ -36,7 +36,8 @@ struct Product {
 };
 
 // A product that sums over rows of both factors (a weight gradient) gives sgemm this many rows at a time:
-// packing a transposed factor of thousands of rows takes up to a third of its time (dev/results/gemm_cpu.md).
+// over thousands of rows, packing the transposed factor takes up to a quarter of its time
+// (dev/results/gemm_cpu.md).
 constexpr std::int64_t rows_at_once = 512;
 
 void multiply(const Product& product) {
