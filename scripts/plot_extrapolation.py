@@ -109,5 +109,6 @@ def describe_extrapolation(evaluations):
     for curve in curves_of(evaluations):
         good = np.flatnonzero(np.isfinite(curve.mean))
         ends = [f"{curve.mean[n]:.3f} at {curve.lengths[n]:,}" for n in dict.fromkeys(good[[0, -1]])]
-        sentences.append(f"{curve.name}: perplexity {' and '.join(ends)}{', flat' if is_flat(curve) else ''}.")
+        flat = ", flat" if is_flat(curve) else ""
+        sentences.append(f"{curve.name}: perplexity {' and '.join(ends)}{flat}.")
     return sentences
