@@ -315,6 +315,15 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(export, tmp_path, mon
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts this process, even where the caller has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_between_the_renames_puts_the_old_folder_back(export, tmp_path, monkeypatch):
     out, *_ = export({})
     rename = os.rename
