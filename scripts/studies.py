@@ -57,9 +57,10 @@ def extrapolation():
     return [text_model("extrapolation", *each, seed) for seed in SEEDS for each in VARIANTS.items()]
 
 
-# The prior's settings, each changed alone or with ALiBi's start, and the peer that has slopes alone. The
-# preset has R = 4, M = 8, both bases 10,000, zero start, and the learning rate of the rest.
+# The prior's settings, changed alone or together, and the peers whose positions learn faster, too. The preset
+# has R = 4, M = 8, both bases 10,000, zero start, and one learning rate for everything.
 FAST = {"prior.lr_scale": 5}
+FASTER = {"prior.lr_scale": 20}
 ABLATIONS = {
     "R=1": {"prior.pos_rank": 1},
     "R=2": {"prior.pos_rank": 2},
@@ -72,21 +73,28 @@ ABLATIONS = {
     "alibi start": {"prior.init": "alibi"},
     "learned frequencies": {"prior.learned_frequencies": True},
     "lr x5": FAST,
-    "lr x20": {"prior.lr_scale": 20},
+    "lr x20": FASTER,
+    "lr x80": {"prior.lr_scale": 80},
     "alibi start, lr x5": {"prior.init": "alibi"} | FAST,
-    "alibi start, lr x20": {"prior.init": "alibi", "prior.lr_scale": 20},
+    "alibi start, lr x20": {"prior.init": "alibi"} | FASTER,
     "positive slopes, alibi start, lr x5": {"prior.recency": "softplus", "prior.init": "alibi"} | FAST,
     "alibi_learned, lr x5": {"model.attention": "alibi_learned"} | FAST,
+    "alibi_learned, lr x20": {"model.attention": "alibi_learned"} | FASTER,
+    "forget, lr x5": {"model.attention": "forget", "prior.forget_lr_scale": 5},
+    "forget, lr x20": {"model.attention": "forget", "prior.forget_lr_scale": 20},
     "goat+forget, alibi start, lr x5": {"model.attention": "goat+forget", "prior.init": "alibi"} | FAST,
+    "goat+forget, lr x20": {"model.attention": "goat+forget"} | FASTER,
 }
 # One seed cannot tell these apart.
 SEVERAL_SEEDS = (
     "R=4",
     "alibi start",
-    "lr x5",
+    "lr x20",
     "alibi start, lr x5",
-    "alibi_learned, lr x5",
-    "goat+forget, alibi start, lr x5",
+    "alibi start, lr x20",
+    "alibi_learned, lr x20",
+    "forget, lr x5",
+    "goat+forget, lr x20",
 )
 
 

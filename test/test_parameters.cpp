@@ -178,14 +178,20 @@ TEST_CASE("parameters: a bf16 model has f32 masters, gradients and moments, and 
   }
 }
 
-TEST_CASE("parameters: the prior alone learns at prior.lr_scale times the rate") {
+TEST_CASE("parameters: the prior and forget's gates learn at their own multiples of the rate") {
   const auto device = open_device("cpu");
-  for (const double scale : {1.0, 4.0}) {
-    INFO("prior.lr_scale = " << scale);
-    const auto config = goat::test::tiny_model::tiny_config({"prior.lr_scale=" + std::to_string(scale)});
+  struct Scales {
+    double prior, forget;
+    std::size_t groups;  // matrices, the rest, the prior, the gates' matrices and biases
+  };
+  for (const auto& [prior, forget, groups_wanted] : {Scales{1, 1, 2}, {4, 1, 3}, {1, 0.5, 4}, {4, 0.5, 5}}) {
+    INFO("prior.lr_scale = " << prior << ", prior.forget_lr_scale = " << forget);
+    const auto config = goat::test::tiny_model::tiny_config(
+        {"model.attention=goat+forget", "prior.lr_scale=" + std::to_string(prior),
+         "prior.forget_lr_scale=" + std::to_string(forget)});
     goat::test::tiny_model::TestParameters allocated(config, *device);
     const auto& groups = allocated.parameters.groups();
-    CHECK(groups.size() == (scale == 1 ? 2 : 3));
+    CHECK(groups.size() == groups_wanted);
     for (const StoredTensor& tensor : allocated.parameters.stored()) {
       INFO(tensor.name);
       const auto* place = tensor.parameter->value.as<float>();
@@ -193,8 +199,9 @@ TEST_CASE("parameters: the prior alone learns at prior.lr_scale times the rate")
         return place >= each.value.as<float>() && place < each.value.as<float>() + each.elements;
       });
       REQUIRE(group != groups.end());
-      const bool of_prior = tensor.name.find(".prior.") != std::string::npos;
-      CHECK(group->lr_scale == (of_prior ? static_cast<float>(scale) : 1));
+      const auto within = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
+      const double scale = within(".prior.") ? prior : within(".forget.") ? forget : 1;
+      CHECK(group->lr_scale == static_cast<float>(scale));
     }
   }
 }

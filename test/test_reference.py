@@ -35,6 +35,9 @@ VARIANTS = {
     "goat+rope, in part": {"model.attention": "rope+goat", "model.rope_fraction": 0.5, "model.rope_base": 20},
     "forget": SLOWLY | {"model.attention": "forget"},
     "goat+forget": {"model.attention": "goat+forget"},
+    "goat+forget, of three learning rates": {
+        "model.attention": "goat+forget", "prior.lr_scale": 2, "prior.forget_lr_scale": 0.5,
+    },
     "goat, one head of keys": {"model.kv_heads": 1},
     "goat, without biases": {"model.bias": "false", "model.norm_eps": 0.01},
     "llama, goat+rope+forget, two heads of keys for four, normed, biases": SLOWLY | {
@@ -98,8 +101,7 @@ def test_training_equals_float64(run_binary, tmp_path, variant):
     config, metrics, final = run_experiment(run_binary, tmp_path / "trained", settings)
 
     model = Model(ModelConfig.from_run(config), initial)
-    scale = config["prior"]["lr_scale"]
-    expected = list(train(model, copy_mixture(config), config["train"], scale))
+    expected = list(train(model, copy_mixture(config), config["train"], config["prior"]))
 
     assert [line["step"] for line in metrics] == list(range(1, len(expected) + 1))
     loss, norm = (np.array([line[key] for line in metrics]) for key in ("loss", "grad_norm"))
@@ -303,10 +305,10 @@ def test_reference_adamw_first_step_is_the_sign_of_the_gradient():
     settings = {"beta1": 0.9, "beta2": 0.95, "eps": 0.0, "clip": 1.0, "weight_decay": 0.1}
     params = {"embedding.weight": np.array([[2.0, 2.0]]), "final_norm.bias": np.array([2.0])}
     grads = {"embedding.weight": np.array([[3.0, -4.0]]), "final_norm.bias": np.array([12.0])}
-    norm = AdamW(params, settings).step(grads, lr=0.01)
+    norm = AdamW(params, settings, {"norm": 3}).step(grads, lr=0.01)
     assert norm == pytest.approx(13)
     assert params["embedding.weight"] == pytest.approx(np.array([[2 - 0.01 * 1.2, 2 + 0.01 * 0.8]]))
-    assert params["final_norm.bias"] == pytest.approx(2 - 0.01)
+    assert params["final_norm.bias"] == pytest.approx(2 - 3 * 0.01)
 
 
 def test_reference_philox_gives_the_published_known_answers():

@@ -68,6 +68,7 @@ OTHER = {
     "prior.sink_hidden": (9, {}),
     "prior.sink_init_scale": (0.5, {}),
     "prior.lr_scale": (5, {}),
+    "prior.forget_lr_scale": (5, {"model.attention": "forget"}),
     "data.source": ("shards", {key: value for key, value in SHARDS.items() if key != "data.source"}),
     "data.train": ("{shards}/train_0.bin", SHARDS),
     "data.mixture": (MIXTURE.replace("1 {shards}/train_1", "3 {shards}/train_1"), MIXED),

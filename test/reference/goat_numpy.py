@@ -458,10 +458,10 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019) after clipping by the global 2-norm of the
     gradients."""
 
-    def __init__(self, params, train, prior_lr_scale=1.0):
+    def __init__(self, params, train, lr_scales):
         self.params = params
         self.train = train
-        self.prior_lr_scale = prior_lr_scale
+        self.lr_scales = lr_scales  # {part of a name: multiple of the learning rate}
         self.updates = 0
         self.m = {name: np.zeros_like(value) for name, value in params.items()}
         self.v = {name: np.zeros_like(value) for name, value in params.items()}
@@ -479,15 +479,16 @@ class AdamW:
             unbiased_m = self.m[name] / (1 - beta1**self.updates)
             unbiased_v = self.v[name] / (1 - beta2**self.updates)
             decay = self.train["weight_decay"] if f".{name}".endswith(DECAYED) else 0.0
-            rate = lr * (self.prior_lr_scale if ".prior." in name else 1.0)
+            rate = lr * next((scale for part, scale in self.lr_scales.items() if part in name), 1.0)
             param -= rate * (unbiased_m / (np.sqrt(unbiased_v) + eps) + decay * param)
         return norm
 
 
-def train(model, source, train_config, prior_lr_scale=1.0):
+def train(model, source, train_config, prior_config):
     """Yields (loss, gradient norm) of each training step; step s reads the sequences s * batch .. (s + 1) *
-    batch - 1 of `source`."""
-    optimizer = AdamW(model.params, train_config, prior_lr_scale)
+    batch - 1 of `source`. train_config, prior_config: the tables [train] and [prior] of config.toml."""
+    lr_scales = {".prior.": prior_config["lr_scale"], ".forget.": prior_config["forget_lr_scale"]}
+    optimizer = AdamW(model.params, train_config, lr_scales)
     for step in range(train_config["steps"]):
         loss, grads = model.loss_and_gradients(*source.batch(step, train_config["batch"]))
         norm = optimizer.step(grads, learning_rate(step, train_config))

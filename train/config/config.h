@@ -52,6 +52,7 @@ struct Config {
     std::int64_t sink_hidden = 0;   // n; 0: min(2(2M+2), max(2H, 4))
     double sink_init_scale = 1e-3;  // std of the sink MLP's random weights
     double lr_scale = 1;            // learning rate of the prior, as a multiple of train.lr
+    double forget_lr_scale = 1;     // the same for forget's gates
   } prior;
 
   struct CopyMixture {

@@ -75,6 +75,8 @@ std::vector<Key> config_keys(Config& c) {
        "std of the sink MLP's random weights"},
       {"prior.lr_scale", NumberKey{&c.prior.lr_scale, 0, 1000}, reported,
        "learning rate of the prior, and of alibi_learned's slopes, as a multiple of the others'"},
+      {"prior.forget_lr_scale", NumberKey{&c.prior.forget_lr_scale, 0, 1000}, reported,
+       "the same for forget's gates"},
 
       {"data.source", TextKey{&c.data.source, {"shards", "copy_mixture", "passkey", "niah"}}, reported,
        "token files, or a built-in task"},

@@ -94,9 +94,11 @@ class ForgetPart final : public PositionalPart {
 void declare_forget(const Config& config, const std::string& prefix, ParameterSet& parameters) {
   constexpr double weight_std = 0.02, remembering = 2;
   const std::int64_t heads = config.model.heads;
+  const auto lr_scale = static_cast<float>(config.prior.forget_lr_scale);
   parameters.declare(prefix + "forget.weight", {heads, config.model.width}, ParameterRole::gate,
-                     {.std = weight_std});
-  parameters.declare(prefix + "forget.bias", {heads}, ParameterRole::vector, {.constant = remembering});
+                     {.std = weight_std}, lr_scale);
+  parameters.declare(prefix + "forget.bias", {heads}, ParameterRole::vector, {.constant = remembering},
+                     lr_scale);
 }
 
 std::unique_ptr<PositionalPart> make_forget(const Config&, const ParameterSet&) {
