@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 r"""Repeats the published experiments at small scale: trains and evaluates every model of a study.
 
-  reproduce.py extrapolation    perplexity far beyond the training length, 12 kinds of positions, 3 seeds
+  reproduce.py extrapolation    perplexity far beyond the training length, 13 kinds of positions, 3 seeds
   reproduce.py retrieval        passkey and needle in a haystack, 8 kinds of positions, 3 seeds
   reproduce.py ablations        the prior's ranks, bases, start, frequencies, slopes and learning rate
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds

@@ -37,6 +37,7 @@ VARIANTS = {
     "goat": {"model.attention": "goat"},
     "goat, alibi start": {"model.attention": "goat", "prior.init": "alibi"},
     "goat, alibi start, lr x5": {"model.attention": "goat", "prior.init": "alibi", "prior.lr_scale": 5},
+    "goat, lr x20": {"model.attention": "goat", "prior.lr_scale": 20},
     "goat, no slope": {"model.attention": "goat", "prior.recency": "off"},
     "goat+forget": {"model.attention": "goat+forget"},
 }
@@ -137,9 +138,11 @@ TASKS = {
 FIRST = {"passkey": {}, "niah": {"data.seq_len": 96}}
 RETRIEVAL = {
     name: VARIANTS[name]
-    for name in ("goat", "goat, alibi start", "goat, alibi start, lr x5", "rope", "alibi", "forget", "none")
+    for name in (
+        *("goat", "goat, alibi start", "goat, alibi start, lr x5", "goat, lr x20"),
+        *("rope", "alibi", "forget", "none"),
+    )
 }
-RETRIEVAL["goat, positive slopes"] = VARIANTS["goat, alibi start, lr x5"] | {"prior.recency": "softplus"}
 
 
 def retrieval():

@@ -134,6 +134,7 @@ def test_the_ablations_take_what_the_study_of_extrapolation_has():
         ("R=4", "goat"),
         ("alibi start", "goat, alibi start"),
         ("alibi start, lr x5", "goat, alibi start, lr x5"),
+        ("lr x20", "goat, lr x20"),
     }
 
 
