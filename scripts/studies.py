@@ -94,7 +94,6 @@ SEVERAL_SEEDS = (
     "alibi start, lr x5",
     "alibi start, lr x20",
     "alibi_learned, lr x20",
-    "forget, lr x5",
     "goat+forget, lr x20",
 )
 
