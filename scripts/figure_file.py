@@ -36,7 +36,6 @@ SEQUENTIAL, DIVERGING = "magma", "RdBu_r"  # of matrices: from none to much, and
 GRID, REFERENCE = "#e5e5e5", "#333333"  # lines of the grid; lines that no run has drawn
 DASHED = (0, (5, 4))  # of reference lines
 LONGEST_LABEL = 80  # characters in a legend
-LEGEND_CHARACTERS = 17  # that stand beside each other on an inch of width
 
 STYLE = {
     "figure.dpi": DPI,
@@ -85,7 +84,8 @@ def wrapped(name, width):
 
 
 def legend_below(figure, axes, **options):
-    """A legend of all labelled artists of `axes`, each label once, under the panels: it covers no data."""
+    """A legend of all labelled artists of `axes`, each label once, under the panels: it covers no data. It has
+    as many columns as the figure has room for."""
     handles = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
@@ -95,15 +95,15 @@ def legend_below(figure, axes, **options):
     ]
     if not labels:
         return None
-    widest = 6 + max(map(len, labels))
-    columns = max(1, int(LEGEND_CHARACTERS * figure.get_figwidth() / widest))
-    columns = -(-len(labels) // -(-len(labels) // columns))  # as few as the same number of rows needs
-    legend = figure.legend(
-        handles.values(), labels, loc="outside lower center", frameon=False, ncols=columns, **options,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        literal(text)
-    return legend
+    for columns in sorted({-(-len(labels) // rows) for rows in range(1, len(labels) + 1)}, reverse=True):
+        legend = figure.legend(
+            handles.values(), labels, loc="outside lower center", frameon=False, ncols=columns, **options,
+        )  # fmt: skip
+        for text in legend.get_texts():
+            literal(text)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return legend
+        legend.remove()
 
 
 def plain_numbers(axes):

@@ -54,6 +54,24 @@ def test_a_legend_stands_under_the_panels_and_covers_none(tmp_path):
     assert figure_file.legend_below(figure, [figure.add_subplot()]) is None
 
 
+@pytest.mark.parametrize("letter", ["i", "m"])
+@pytest.mark.parametrize("length", [1, 5, 20, 33])
+def test_a_legend_takes_as_many_columns_as_there_is_room_for(letter, length):
+    """Words of the same length differ in their widths."""
+    figure, axes = figure_file.plt.subplots(figsize=(7, 4), layout="constrained")
+    for n in range(8):
+        axes.plot([0, 1], [0, n], label=letter * (length - 1) + str(n))
+    legend = figure_file.legend_below(figure, [axes])
+    assert figure.legends == [legend]
+    figure.canvas.draw()
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    rows = len({text.get_window_extent().y0 for text in legend.get_texts()})
+    if rows > 1:
+        columns, more = -(-8 // rows), -(-8 // (rows - 1))
+        assert box.width * more / columns > 0.95 * figure.bbox.width
+
+
 @pytest.mark.parametrize("bounds", [(12.4, 13.9), (4, 60), (1, 3e5), (0.5, 1e12)])
 def test_a_logarithmic_axis_has_a_few_plain_labels(bounds):
     figure, axes = figure_file.plt.subplots()
