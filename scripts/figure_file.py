@@ -84,8 +84,8 @@ def wrapped(name, width):
 
 
 def legend_below(figure, axes, **options):
-    """A legend of all labelled artists of `axes`, each label once, in as many columns as there is room for. It
-    stands under the panels: it covers no data."""
+    """A legend of all labelled artists of `axes`, each label once, in as many columns as there is room for.
+    It stands under the panels: it covers no data."""
     handles = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
