@@ -83,7 +83,7 @@ def wrapped(name, width):
     return "\n".join(textwrap.wrap(name, width)) or name
 
 
-def legend_below(figure, axes, **options):
+def legend_below(figure, axes):
     """A legend of all labelled artists of `axes`, each label once, in as many columns as there is room for.
     It stands under the panels: it covers no data."""
     handles = {}
@@ -97,8 +97,8 @@ def legend_below(figure, axes, **options):
         return None
     for columns in sorted({-(-len(labels) // rows) for rows in range(1, len(labels) + 1)}, reverse=True):
         legend = figure.legend(
-            handles.values(), labels, loc="outside lower center", frameon=False, ncols=columns, **options,
-        )  # fmt: skip
+            handles.values(), labels, loc="outside lower center", frameon=False, ncols=columns
+        )
         for text in legend.get_texts():
             literal(text)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:

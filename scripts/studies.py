@@ -25,6 +25,8 @@ class Experiment:
         return "-".join(re.sub(r"[^\w+]+", "_", word) for word in words if word)
 
 
+FAST = {"prior.lr_scale": 5}
+FASTER = {"prior.lr_scale": 20}
 # What `model.attention` and the keys beside it are in each row.
 VARIANTS = {
     "none": {"model.attention": "none"},
@@ -36,8 +38,8 @@ VARIANTS = {
     "forget": {"model.attention": "forget"},
     "goat": {"model.attention": "goat"},
     "goat, alibi start": {"model.attention": "goat", "prior.init": "alibi"},
-    "goat, alibi start, lr x5": {"model.attention": "goat", "prior.init": "alibi", "prior.lr_scale": 5},
-    "goat, lr x20": {"model.attention": "goat", "prior.lr_scale": 20},
+    "goat, alibi start, lr x5": {"model.attention": "goat", "prior.init": "alibi"} | FAST,
+    "goat, lr x20": {"model.attention": "goat"} | FASTER,
     "goat, no slope": {"model.attention": "goat", "prior.recency": "off"},
     "goat+forget": {"model.attention": "goat+forget"},
 }
@@ -60,8 +62,6 @@ def extrapolation():
 
 # The prior's settings, changed alone or together, and the peers whose positions learn faster, too. The preset
 # has R = 4, M = 8, both bases 10,000, zero start, and one learning rate for everything.
-FAST = {"prior.lr_scale": 5}
-FASTER = {"prior.lr_scale": 20}
 ABLATIONS = {
     "R=1": {"prior.pos_rank": 1},
     "R=2": {"prior.pos_rank": 2},
