@@ -13,7 +13,8 @@ SIMT :=
 ARCHITECTURES :=
 CHOSEN = $(if $(CUDA),-DGOAT_CUDA=$(CUDA)) $(if $(SIMT),-DGOAT_SIMT=$(SIMT)) $(if $(ARCHITECTURES),"-DGOAT_CUDA_ARCHITECTURES=$(ARCHITECTURES)") $(CMAKE_FLAGS)
 CONFIGURE = cmake -S . -B $(BUILD) $(CHOSEN)
-CTEST = ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
+# One test more than there are cores: those of several ranks mostly wait.
+CTEST = ctest --test-dir $(BUILD) --output-on-failure --parallel $(shell expr $(JOBS) + 1)
 SOURCES := $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 
 .PHONY: all setup quickstart tests test test-orders test-all test-asan test-race mutate cuda lint fuzz format clean
