@@ -2,7 +2,7 @@
 r"""Repeats the published experiments at small scale: trains and evaluates every model of a study.
 
   reproduce.py extrapolation    perplexity far beyond the training length, 13 kinds of positions, 3 seeds
-  reproduce.py retrieval        passkey and needle in a haystack, 8 kinds of positions, 3 seeds
+  reproduce.py retrieval        passkey and needle in a haystack, 8 kinds of positions, 7 with 3 seeds
   reproduce.py ablations        the prior's ranks, bases, start, frequencies, slopes and learning rate
   reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing

@@ -143,6 +143,8 @@ RETRIEVAL = {
     )
 }
 
+ONE_SEED = "goat, alibi start, lr x5"  # in both tasks its first seed finds less than the zero start's beyond T
+
 
 def retrieval():
     return [
@@ -159,6 +161,7 @@ def retrieval():
         for seed in SEEDS
         for task, options in TASKS.items()
         for variant, settings in RETRIEVAL.items()
+        if seed == SEEDS[0] or variant != ONE_SEED
     ]
 
 
