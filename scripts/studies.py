@@ -143,7 +143,7 @@ RETRIEVAL = {
     )
 }
 
-ONE_SEED = "goat, alibi start, lr x5"  # in both tasks its first seed finds less than the zero start's beyond T
+ONE_SEED = "goat, alibi start, lr x5"  # whose first seed finds less than the zero start beyond T in both tasks
 
 
 def retrieval():
