@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "kernels/cpu/subnormals.h"
 #include "kernels/cpu/wait_policy.h"
 #include "kernels/open/open_device.h"
 #include "train/commands/command_line.h"
@@ -43,7 +44,9 @@ void no_notes(const std::string&) {}
 std::unique_ptr<Device> open_chosen_device(const std::string& name, std::string& why,
                                            const DevicePlace& place = {}) {
   try {
-    return open_device(name, &why, place);
+    std::unique_ptr<Device> device = open_device(name, &why, place);
+    if (device->info().name == "cpu") flush_subnormals();
+    return device;
   } catch (const std::invalid_argument& error) {
     throw ConfigError(error.what());
   }

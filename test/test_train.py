@@ -4,6 +4,7 @@ disks."""
 import fcntl
 import json
 import os
+import platform
 import pty
 import re
 import resource
@@ -107,6 +108,17 @@ def test_learning_rate_is_never_zero_and_ends_at_its_minimum(run_binary, tmp_pat
         and rates[-1] == pytest.approx(0.002)
     )
     assert all(earlier > later for earlier, later in zip(rates[1:], rates[2:]))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors are as fast with them")
+def test_the_cpu_takes_subnormal_numbers_as_zero(run_binary, tmp_path):
+    """They would be many times slower. Here each update of a bias, which begins at 0, would be one."""
+    small = ("--set", "train.lr=1e-40", "--set", "train.min_lr=1e-40", "--set", "train.warmup=0")
+    run = tmp_path / "run"
+    run_binary("--config", "copy_mixture", "--device", "cpu", "--out", run, "--set", "train.steps=2", *small)
+    weights = load_file(run / "checkpoints/step_00000002/model.safetensors")
+    biases = [values for name, values in weights.items() if name.endswith(".bias")]
+    assert biases and not any(values.view(np.uint32).any() for values in biases)
 
 
 def test_same_seed_same_run_bit_for_bit(run_binary, tmp_path):

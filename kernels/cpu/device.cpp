@@ -8,7 +8,6 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/cpu_device.h"
-#include "kernels/cpu/subnormals.h"
 #include "kernels/host_memory.h"
 
 namespace goat {
@@ -36,7 +35,6 @@ void* aligned_memory(std::size_t bytes) {
 }  // namespace
 
 CpuDevice::CpuDevice() : workspace_(*this, aligned_memory, std::free) {
-  flush_subnormals();
   const int threads = omp_get_max_threads();
   info_.name = "cpu";
   info_.chunk_elements = chunk_elements;

@@ -9,7 +9,6 @@ namespace goat {
 #if defined(__x86_64__)
 void flush_subnormals() {
   constexpr unsigned results_to_zero = 0x8000, operands_to_zero = 0x0040;  // bits FTZ and DAZ of MXCSR
-#pragma omp parallel
   _mm_setcsr(_mm_getcsr() | results_to_zero | operands_to_zero);
 }
 #else
