@@ -143,7 +143,7 @@ RETRIEVAL = {
     )
 }
 
-ONE_SEED = "goat, alibi start, lr x5"  # whose first seed finds less than the zero start beyond T in both tasks
+ONE_SEED = "goat, alibi start, lr x5"  # in both tasks it finds less than the zero start beyond T
 
 
 def retrieval():

@@ -197,7 +197,9 @@ TEST_CASE("rope: <q_i, k_j> depends on the distance i - j alone, up to position 
         Operand::of(*device, Positions::sequence(0, length).values, {length, 1}, "positions", DType::i32)});
     // the same query and the same key at every row
     const std::vector<double> query = Operand::normal(*device, rng, {head_dim}, "query", 1, dtype).values();
-    const std::vector<double> key = Operand::normal(*device, rng, {head_dim}, "key", 1, dtype).values();
+    std::vector<double> key = Operand::normal(*device, rng, {head_dim}, "key", 0.5, dtype).values();
+    // A key that resembles the query: their product is large at distance 0, and falls.
+    for (std::int64_t x = 0; x < head_dim; ++x) key[x] += query[x];
     std::vector<double> queries, keys;
     for (std::int64_t t = 0; t < rows; ++t) {
       queries.insert(queries.end(), query.begin(), query.end());
