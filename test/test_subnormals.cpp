@@ -1,5 +1,4 @@
 // kernels/cpu/subnormals.h. That the program calls it is tested in test_train.py.
-#if defined(__x86_64__)
 #include <omp.h>
 
 #include <atomic>
@@ -11,6 +10,12 @@
 #include "test/catch.h"
 
 namespace {
+#if defined(__x86_64__)
+constexpr bool has_effect = true;
+#else
+constexpr bool has_effect = false;
+#endif
+
 // Whether this thread takes subnormal results as zero, and subnormal operands.
 bool are_flushed() {
   const volatile float tiny = 1e-20f, subnormal = 1e-40f, large = 1e10f;
@@ -26,8 +31,7 @@ TEST_CASE("subnormals: are zero in the thread that asks for it and in the thread
     const int threads = omp_get_max_threads() + 2;
 #pragma omp parallel num_threads(threads)
     flushed += are_flushed();
-    CHECK(flushed == threads);
+    CHECK(flushed == (has_effect ? threads : 0));
   }).join();
   CHECK_FALSE(are_flushed());
 }
-#endif
