@@ -29,7 +29,8 @@ from many_ranks import (
     wait_until,
 )
 
-LONG = SMALL | {"train.steps": 60, "checkpoint.interval": 25, "eval.interval": 20}
+# A line a step in all runs, held or not: a checkpoint keeps the setting, and a held run may save one.
+LONG = SMALL | {"train.steps": 60, "checkpoint.interval": 25, "eval.interval": 20, "log.interval": 1}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def require_continued(folder, unbroken):
 def hold(binary, folder, ranks, *words, **changes):
     """Starts a run that waits after some dozens of steps, until somebody reads what it prints: a line a step,
     into a pipe of 4,096 bytes."""
-    lines = command(folder, ranks, LONG, *words, log__interval=1, **changes)
+    lines = command(folder, ranks, LONG, *words, **changes)
     return start(binary, lines, pipesize=4096)
 
 
@@ -169,7 +170,7 @@ def test_signals_in_the_middle_of_matrix_products_spoil_nothing(
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_were_started_by_hand_all_end_with_4(binary, run_binary, tmp_path, unbroken, ranks):
     folder = tmp_path / "run"
-    words = command(folder, 1, LONG, log__interval=1)
+    words = command(folder, 1, LONG)
     processes = by_hand(binary, [words] * ranks, pipesize=[4096] * ranks)
     try:
         wait_until(lambda: steps_done(folder) >= 3, processes)
