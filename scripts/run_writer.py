@@ -44,6 +44,7 @@ def manifest(config, tokenizer, files):
         **dict.fromkeys(unknown),
         "seconds": 0.0,
         "spike_window": [],
+        "latest_losses": [],
         "precision": "",
         "config": config,
         "data": {"working_folder": "", "tokenizer": tokenizer, "training": [], "validation": []},

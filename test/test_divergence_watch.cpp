@@ -50,6 +50,25 @@ TEST_CASE(
         std::vector<std::size_t>{10});  // resumed: the best is remembered
 }
 
+TEST_CASE("divergence: a run that is resumed after any step tells the same and remembers the same") {
+  const auto losses = joined({steps_at(9, 700),
+                              {5.0},
+                              steps_at(12, 2),
+                              steps_at(15, 3.1),
+                              steps_at(3, 2.5),
+                              steps_at(11, 3.2),
+                              steps_at(3, 2.5),
+                              steps_at(14, 6)});
+  DivergenceWatch unbroken(100, none), resumed = unbroken;
+  for (const double loss : losses) {
+    CHECK(resumed.add(loss) == unbroken.add(loss));
+    CHECK(((std::isnan(resumed.best()) && std::isnan(unbroken.best())) || resumed.best() == unbroken.best()));
+    CHECK(resumed.latest() == unbroken.latest());
+    resumed = DivergenceWatch(100, resumed.best(), resumed.latest());
+  }
+  CHECK(told({100, none}, losses).size() == 3);
+}
+
 TEST_CASE("divergence: losses that are not finite neither count nor move the best mean") {
   const double infinity = std::numeric_limits<double>::infinity();
   CHECK(told({100, none}, joined({steps_at(20, none), steps_at(20, infinity)})).empty());

@@ -53,6 +53,7 @@ def seal(path, change=lambda manifest: None):
         "loss": 2.5,
         "val_loss": None,
         "spike_window": [],
+        "latest_losses": [],
     }  # the same in every JSON library
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     path.write_text(json.dumps(manifest | {"xxh3_64": xxhash.xxh3_64_hexdigest(text.encode())}, indent=2))

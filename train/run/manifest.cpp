@@ -33,6 +33,14 @@ T member(const nlohmann::json& json, const char* name, const std::string& origin
   return found->template get<T>();
 }
 
+std::vector<double> numbers(const nlohmann::json& json, const char* name, const std::string& origin) {
+  const auto list = json.find(name);
+  if (list == json.end() || !list->is_array() ||
+      !std::ranges::all_of(*list, [](const auto& value) { return value.is_number(); }))
+    throw DataError(origin + ": '" + name + "' is missing or not a list of numbers; the file is damaged");
+  return list->get<std::vector<double>>();
+}
+
 nlohmann::json shards_json(const std::vector<ShardRecord>& shards) {
   nlohmann::json json = nlohmann::json::array();
   for (const ShardRecord& shard : shards)
@@ -120,6 +128,7 @@ nlohmann::json manifest_json(const Manifest& manifest) {
           {"loss", manifest.state.loss},
           {"val_loss", manifest.state.validation_loss},
           {"best_loss", manifest.state.best_loss},
+          {"latest_losses", manifest.state.latest_losses},
           {"precision", manifest.state.precision},
           {"config", manifest.config},
           {"data",
@@ -150,15 +159,12 @@ void read_state(RunState& state, const nlohmann::json& json, const std::string& 
   state.consecutive_skips = member<std::int64_t>(json, "consecutive_skips", origin);
   state.skipped_updates = member<std::int64_t>(json, "skipped_updates", origin);
   state.seconds = member<double>(json, "seconds", origin);
-  const auto window = json.find("spike_window");
-  if (window == json.end() || !window->is_array() ||
-      !std::ranges::all_of(*window, [](const auto& value) { return value.is_number(); }))
-    throw DataError(origin + ": 'spike_window' is missing or not a list of numbers; the file is damaged");
-  state.spike_window = window->get<std::vector<double>>();
+  state.spike_window = numbers(json, "spike_window", origin);
   if (json.contains("loss_limit")) {
     state.loss_limit = member<double>(json, "loss_limit", origin);
     state.grad_norm_limit = member<double>(json, "grad_norm_limit", origin);
   }
+  if (json.contains("latest_losses")) state.latest_losses = numbers(json, "latest_losses", origin);
   if (json.contains("precision")) state.precision = member<std::string>(json, "precision", origin);
   state.loss = member<double>(json, "loss", origin);
   state.validation_loss = member<double>(json, "val_loss", origin);

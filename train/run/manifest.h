@@ -26,10 +26,11 @@ struct RunState {
   // Limits of the next step (StepState), from the results before the latest. NaN: to be computed from the
   // window.
   double loss_limit = nan, grad_norm_limit = nan;
-  double loss = nan;             // loss of the latest step; NaN before the first
-  double validation_loss = nan;  // latest validation loss; NaN if there is none
-  double best_loss = nan;        // see DivergenceWatch
-  std::string precision{};       // of the latest steps: "bf16", "fp32"; empty in old checkpoints
+  double loss = nan;                    // loss of the latest step; NaN before the first
+  double validation_loss = nan;         // latest validation loss; NaN if there is none
+  double best_loss = nan;               // see DivergenceWatch
+  std::vector<double> latest_losses{};  // see DivergenceWatch; empty in old checkpoints
+  std::string precision{};              // of the latest steps: "bf16", "fp32"; empty in old checkpoints
   static constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 };
 

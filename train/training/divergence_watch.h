@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace goat {
 
@@ -15,18 +15,23 @@ class DivergenceWatch {
   static constexpr std::size_t window = 10;
   static constexpr double margin = 1;  // nats
 
-  // `best` is the run's lowest window mean so far, or NaN if there is none.
-  DivergenceWatch(std::int64_t vocab, double best);
+  // From a checkpoint: `best` is the run's lowest window mean so far, or NaN if there is none; `latest` are
+  // the losses of the latest steps, the oldest first.
+  DivergenceWatch(std::int64_t vocab, double best, std::vector<double> latest = {});
 
   // Adds a loss. Returns a message if the run begins to diverge with this loss. There is no second message
   // until the run has recovered.
   std::optional<std::string> add(double loss);
   double best() const { return best_; }
+  const std::vector<double>& latest() const { return latest_; }  // at most `window`
 
  private:
+  // Whether every loss of a full window is more than `margin` above this.
+  bool is_above(double loss) const;
+  bool diverges() const { return is_above(uniform_) || is_above(best_); }
+
   double uniform_, best_;
-  std::deque<double> latest_;
-  bool diverges_ = false;
+  std::vector<double> latest_;
 };
 
 }  // namespace goat

@@ -41,7 +41,7 @@ Trainer::Trainer(const Config& config, Device& device, TokenSource& training, To
       plan_(config, device, ranks_.rank(), ranks_.size(), ranks_.nodes()),
       model_(*plan_.model),
       spikes_(config.train.spike_z, config.train.spike_window, state.spike_window),
-      watch_(config.model.vocab, state.best_loss),
+      watch_(config.model.vocab, state.best_loss, state.latest_losses),
       state_(state),
       steps_(steps_of_run(config, state)) {
   pass_.wanted = config.train.cuda_graph != "off" && device.can_capture();
@@ -258,6 +258,7 @@ void Trainer::advance(const StepResult& result) {
   state_.spike_window = spikes_.values();
   state_.loss = result.scalars.loss;
   state_.best_loss = watch_.best();
+  state_.latest_losses = watch_.latest();
 }
 
 std::optional<double> Trainer::validate() {
