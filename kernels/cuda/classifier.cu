@@ -14,7 +14,8 @@ namespace goat::GOAT_TARGET {
 
 namespace {
 
-constexpr int threads = 1024;
+// Threads of a block. A short row has at most 4 vectors for each thread of a small block.
+constexpr int small_block = 128, large_block = 1024;
 
 // Writes `value` at the target and in the padding. `values` are the elements first .. first + width - 1. Most
 // vectors contain neither target nor padding.
@@ -34,7 +35,7 @@ struct Softmax {
 
 // Reads the row once: each thread keeps a running maximum and a sum of exponentials relative to it. A NaN
 // logit makes the sum NaN.
-template <int width, class T>
+template <int threads, int width, class T>
 __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int target, float target_logit) {
   float largest = -FLT_MAX, sum = 0;  // not -infinity: (-infinity) - (-infinity) would be NaN
   for (int first = static_cast<int>(threadIdx.x) * width; first < vocab; first += threads * width) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ Softmax softmax_of(const T* row, int vocab, int targe
 }
 
 // row <- factor e_v, but target_gradient at the target and 0 in the padding.
-template <int width, class T>
+template <int threads, int width, class T>
 __device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_vocab, int target, float largest,
                                                float factor, float target_gradient) {
   for (int first = static_cast<int>(threadIdx.x) * width; first < padded_vocab; first += threads * width) {
@@ -74,20 +75,20 @@ __device__ __forceinline__ void write_gradient(T* row, int vocab, int padded_voc
 
 // A target outside the vocabulary is a mistake of the caller. The kernel then reads no target logit, and the
 // loss is NaN, so that the update is skipped.
-template <int width, class T>
+template <int threads, int width, class T>
 __device__ __forceinline__ void loss_and_gradient_of_row(T* row, float* loss, int target, float weight,
                                                          int vocab, int padded_vocab, bool backward) {
   const float target_logit = target < vocab ? to_float(row[target]) : NAN;
-  const Softmax softmax = softmax_of<width>(static_cast<const T*>(row), vocab, target, target_logit);
+  const Softmax softmax = softmax_of<threads, width>(static_cast<const T*>(row), vocab, target, target_logit);
   const float distance = target_logit - softmax.largest;
   if (threadIdx.x == 0) *loss = log1pf(expm1f(distance) + softmax.others) - distance;
   if (!backward) return;
   const float sum = expf(distance) + softmax.others;
-  write_gradient<width>(row, vocab, padded_vocab, target, softmax.largest, weight / sum,
-                        -weight * (softmax.others / sum));
+  write_gradient<threads, width>(row, vocab, padded_vocab, target, softmax.largest, weight / sum,
+                                 -weight * (softmax.others / sum));
 }
 
-template <int width, class T>
+template <int threads, int width, class T>
 __device__ __forceinline__ void mask_row(T* row, float* loss, int padded_vocab, bool backward) {
   if (threadIdx.x == 0) *loss = 0;
   if (!backward) return;
@@ -109,17 +110,25 @@ struct CrossEntropyArguments {
   bool backward;
 };
 
-template <int width, class T>
+template <int threads, int width, class T>
 __global__ void __launch_bounds__(threads) cross_entropy_kernel(const CrossEntropyArguments<T> op) {
   const std::int64_t n = blockIdx.x;
   T* row = op.logits + n * op.padded_vocab;
   const int target = op.targets[n];
   if (target < 0)
-    mask_row<width>(row, op.losses + n, op.padded_vocab, op.backward);
+    mask_row<threads, width>(row, op.losses + n, op.padded_vocab, op.backward);
   else
-    loss_and_gradient_of_row<width>(row, op.losses + n, target,
-                                    op.weights ? op.weight * op.weights[n] : op.weight, op.vocab,
-                                    op.padded_vocab, op.backward);
+    loss_and_gradient_of_row<threads, width>(row, op.losses + n, target,
+                                             op.weights ? op.weight * op.weights[n] : op.weight, op.vocab,
+                                             op.padded_vocab, op.backward);
+}
+
+template <int width, class T>
+void enqueue_cross_entropy(std::int64_t rows, Stream stream, const CrossEntropyArguments<T>& arguments) {
+  if (arguments.padded_vocab <= 4 * width * small_block)
+    enqueue(cross_entropy_kernel<small_block, width, T>, rows, small_block, 0, stream, arguments);
+  else
+    enqueue(cross_entropy_kernel<large_block, width, T>, rows, large_block, 0, stream, arguments);
 }
 
 }  // namespace
@@ -140,9 +149,10 @@ void CudaDevice::launch(const CrossEntropy& op) {
                                              .vocab = static_cast<int>(op.vocab),
                                              .padded_vocab = static_cast<int>(padded_vocab),
                                              .backward = op.backward};
-    enqueue(vectorizable(arguments.logits, padded_vocab) ? cross_entropy_kernel<Vector<T>::size, T>
-                                                         : cross_entropy_kernel<1, T>,
-            rows, threads, 0, stream_, arguments);
+    if (vectorizable(arguments.logits, padded_vocab))
+      enqueue_cross_entropy<Vector<T>::size>(rows, stream_, arguments);
+    else
+      enqueue_cross_entropy<1>(rows, stream_, arguments);
   });
 }
 
