@@ -26,14 +26,12 @@ def groups_of(evaluations):
 
 
 def curve_of(name, evaluations):
-    """Perplexity by length: exp of the mean of the seeds' losses."""
+    """Perplexity by length, its mean over seeds, as in the tables of reproduce.py."""
     check_same_settings(evaluations)
     losses = np.array([evaluation.column("nll") for evaluation in evaluations])
     with np.errstate(over="ignore"):
-        return Curve(
-            name, evaluations[0].lengths, np.exp(losses.mean(axis=0)), np.exp(losses.min(axis=0)),
-            np.exp(losses.max(axis=0)),
-        )  # fmt: skip
+        seeds = np.exp(losses)
+    return Curve(name, evaluations[0].lengths, seeds.mean(axis=0), seeds.min(axis=0), seeds.max(axis=0))
 
 
 def curves_of(evaluations):

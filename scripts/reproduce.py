@@ -10,7 +10,8 @@ r"""Repeats the published experiments at small scale: trains and evaluates every
 
 Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation.
 What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint.
-So the same command, given again, finishes the study, on this machine or on another that has the files.
+So the same command, given again, finishes the study, on this machine or on another that has the files. The
+project brings files along; --results FOLDER, with a folder of your own, trains every model yourself.
 
 The studies of text read data/shakespeare, that of a genome data/lambda:
   .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
@@ -271,6 +272,8 @@ def body():
         raise ScriptError(f"{program_path()}: there is no program yet: run make")
     console.say(f"{arguments.study}: {len(finished)} of {len(experiments)} models are finished")
     left = [each for each in experiments if not results[each.name]]
+    if not left:
+        console.say(f"nothing to train: {arguments.results} has their files; another --results trains anew")
     deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     if not work_off(left, folders, Workers(deadline), arguments.jobs):
         console.say("not all are finished; the same command goes on")
