@@ -1,15 +1,20 @@
 """Reads what `train_gpt_goat eval --json` wrote: evaluations, the runs they are of, and what to call them."""
 
+import re
+import shlex
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from console import DataError
+from console import DataError, UsageError
 from run_names import names_of, real, shown
 from run_reader import finite, parse_json, read_bytes
 
+EVALUATION = "eval.json"  # in a run's folder
 LARGEST_FILE = 256 << 20  # bytes
 NO_EVALUATION = "not what train_gpt_goat eval --json writes"
 OF_DIFFERENT_DATA = "of different data"
+IN_FOLDERS = re.compile(r"'[^']*/(?=[^'/]*')")  # of a quoted path: what stands before the last name
 
 
 class Evaluation:
@@ -50,6 +55,15 @@ class Evaluation:
             return "perplexity"
         return "depths" if self.has_depths else "accuracy"
 
+    def cells(self):
+        """{length: {(depth, number of tokens or samples, characters of an answer)}}, None for what is not
+        said."""
+        cells = defaultdict(set)
+        answer = self.contents.get("answer_length")
+        for row in self.rows:
+            cells[row["length"]].add((row.get("depth"), row.get("tokens", row.get("samples")), answer))
+        return cells
+
     def column(self, key):
         """[rows], NaN where a value is missing or not finite."""
         return np.array([finite(row.get(key)) for row in self.rows])
@@ -57,8 +71,16 @@ class Evaluation:
 
 def read_evaluations(path):
     """The evaluations in a file: one, or those of several runs or protocols, or those of a model of
-    reproduce.py, which have names."""
+    reproduce.py, which have names. Of a folder: of its eval.json."""
     path = Path(path)
+    if path.is_dir():
+        path = path / EVALUATION
+        if not path.exists():
+            run, file = (shlex.quote(str(each)) for each in (path.parent, path))
+            raise UsageError(
+                f"{path}: is not there yet; this makes it: "
+                f"./train_gpt_goat eval --checkpoint {run} --json {file}"
+            )
     try:
         contents = parse_json(read_bytes(path, LARGEST_FILE))
     except ValueError:
@@ -137,6 +159,24 @@ def names_of_evaluations(evaluations):
     ]
 
 
+def data_of(evaluation):
+    """What its file says of the data, without the folders that lead there."""
+    return IN_FOLDERS.sub("'", evaluation.data)
+
+
+def are_of_different_data(evaluations, data_of=data_of):
+    """Whether two of these were of different data or, at a length that both have, of other depths or of
+    another number of tokens or samples. Two protocols never take the same tokens: they are not compared."""
+    if len({data_of(each) for each in evaluations if each.data}) > 1:
+        return True
+    seen = {}
+    for each in evaluations:
+        for length, cells in each.cells().items():
+            if seen.setdefault((each.protocol, each.task, length), cells) != cells:
+                return True
+    return False
+
+
 def note_on_data(evaluations):
     """What a heading or the label of an axis adds where these do not compare, as the program's table does."""
-    return f" ({OF_DIFFERENT_DATA})" if len({each.data for each in evaluations if each.data}) > 1 else ""
+    return f" ({OF_DIFFERENT_DATA})" if are_of_different_data(evaluations) else ""

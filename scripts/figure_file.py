@@ -37,6 +37,7 @@ GRID, REFERENCE = "#e5e5e5", "#333333"  # lines of the grid; lines that no run h
 DASHED = (0, (5, 4))  # of reference lines
 LONGEST_LABEL = 80  # characters in a legend
 
+LEGEND_HEIGHT = 0.8  # inches, for which the figures' heights have room
 STYLE = {
     "figure.dpi": DPI,
     "savefig.dpi": DPI,
@@ -85,7 +86,7 @@ def wrapped(name, width):
 
 def legend_below(figure, axes):
     """A legend of all labelled artists of `axes`, each label once, in as many columns as there is room for.
-    It stands under the panels: it covers no data."""
+    It stands under the panels: it covers no data. A figure grows with a high one."""
     handles = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
@@ -101,7 +102,10 @@ def legend_below(figure, axes):
         )
         for text in legend.get_texts():
             literal(text)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        size = legend.get_window_extent()
+        if columns == 1 or size.width <= figure.bbox.width:
+            inches = size.height / figure.dpi
+            figure.set_figheight(figure.get_figheight() + max(0, inches - LEGEND_HEIGHT))
             return legend
         legend.remove()
 

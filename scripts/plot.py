@@ -43,7 +43,12 @@ GOAT_RUN = (
 RUNS = ("runs", {"type": Path, "nargs": "+", "metavar": "RUN", "help": "folders of runs"})
 FILES = (
     "files",
-    {"type": Path, "nargs": "+", "metavar": "FILE", "help": "what train_gpt_goat eval --json wrote"},
+    {
+        "type": Path,
+        "nargs": "+",
+        "metavar": "FILE",
+        "help": "what train_gpt_goat eval --json wrote, or a run: its eval.json",
+    },
 )
 CHECKPOINT = (
     "--checkpoint",

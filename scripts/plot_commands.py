@@ -35,16 +35,15 @@ def matrices_of(arguments, warn):
 
 
 def where_from(matrices, layer):
-    return f"Layer {layer} at step {matrices.step}, from {matrices.checkpoint.folder}."
+    gates = " What its gates forget depends on the text and is not drawn." if matrices.has_gates else ""
+    return f"Layer {layer} at step {matrices.step}, from {matrices.checkpoint.folder}.{gates}"
 
 
 def prior(arguments, warn):
     matrices, layer = matrices_of(arguments, warn), arguments.layer
     checkpoint = matrices.checkpoint
     run = checkpoint.run
-    figure = draw_prior(
-        matrices, f"Learned attention prior: {run.resolve().name}, layer {layer}, step {matrices.step}"
-    )
+    figure = draw_prior(matrices, matrices.title("Learned attention prior", run.resolve().name, layer))
     sentences = [where_from(matrices, layer), describe_prior(matrices)]
     if run != checkpoint.folder:  # a model that was passed on has no run
         sentences.append(describe_loss(read_summary(run)))
@@ -54,9 +53,7 @@ def prior(arguments, warn):
 def mask(arguments, warn):
     matrices, layer = matrices_of(arguments, warn), arguments.layer
     run = matrices.checkpoint.run
-    figure = draw_mask(
-        matrices, f"The prior and the mask: {run.resolve().name}, layer {layer}, step {matrices.step}"
-    )
+    figure = draw_mask(matrices, matrices.title("The prior and the mask", run.resolve().name, layer))
     sentences = [where_from(matrices, layer), describe_mask(matrices)]
     return Drawing({"": figure}, figures_of(run, "mask", layer or None), sentences)
 
@@ -70,18 +67,22 @@ def evaluations_of(files):
     return [evaluation for file in files for evaluation in read_evaluations(file)]
 
 
+def path_beside(file, what):
+    """Beside a file that holds evaluations; a run has a folder for its figures."""
+    if file.is_dir():
+        return figures_of(file, what)
+    return file.with_suffix(".png") if what == "eval" else file.with_name(f"{file.stem}_{what}.png")
+
+
 def evaluation(arguments, warn):
     evaluations = evaluations_of(arguments.files)
     sentences = [describe_eval(each) for each in evaluations]
-    return Drawing(draw_kinds(evaluations), arguments.files[0].with_suffix(".png"), sentences)
+    return Drawing(draw_kinds(evaluations), path_beside(arguments.files[0], "eval"), sentences)
 
 
 def beside_the_first(arguments, what, draw, describe):
     evaluations = evaluations_of(arguments.files)
-    first = arguments.files[0]
-    return Drawing(
-        {"": draw(evaluations)}, first.with_name(f"{first.stem}_{what}.png"), describe(evaluations)
-    )
+    return Drawing({"": draw(evaluations)}, path_beside(arguments.files[0], what), describe(evaluations))
 
 
 def extrapolation(arguments, warn):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError, one_line
 from figure_file import COLOURS, REFERENCE, STYLE, literal, plt, wrapped
+from matplotlib.patheffects import withStroke
 from run_names import names_of
 from run_reader import (
     MANIFEST, check_run_folder, finite, flat, is_count, read_config, read_manifest, read_metrics,
@@ -190,7 +191,10 @@ def draw_bars(axes, costs, values, label, number):
             height=0.7,
         )  # fmt: skip
         if ends:
-            axes.plot(ends, [n, n], color=REFERENCE, linewidth=1.5, marker="|", markersize=6)
+            outline = withStroke(linewidth=3.5, foreground="white")  # bars may be dark
+            axes.plot(
+                ends, [n, n], color=REFERENCE, linewidth=1.5, marker="|", markersize=6, path_effects=[outline]
+            )
         end = max(middle, *ends) if ends else middle
         ends_at.append(end)
         axes.annotate(

@@ -63,11 +63,25 @@ def by_length(axes, evaluations):
     legend_below(axes.figure, [axes])
 
 
+def labels_with_room(axes, lengths):
+    """A label for each of the ascending lengths, none where it would run into the one before."""
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    octave = 0.9 * inches / max(1e-9, np.log2(lengths[-1] / lengths[0]))  # the axis has margins
+    labels, free = [], -np.inf
+    for length in lengths:
+        label, at = f"{length:,}", octave * np.log2(length / lengths[0])
+        width = 0.085 * len(label)
+        labels.append(label if at - width / 2 >= free else "")
+        if labels[-1]:
+            free = at + width / 2
+    return labels
+
+
 def show_lengths(axes, evaluations):
     """The axis of lengths, the training lengths in it, and the grid."""
     lengths = np.unique(np.concatenate([evaluation.lengths for evaluation in evaluations]))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_xticks(lengths, labels_with_room(axes, lengths))
     axes.minorticks_off()
     axes.set_xlabel("length of the sequences (tokens)")
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -76,14 +90,21 @@ def show_lengths(axes, evaluations):
         axes.axvline(length, color=REFERENCE, linewidth=1, linestyle=DASHED, label="training length")
 
 
+PAGE = 11  # inches: as wide as the grids of several models become
+
+
 def draw_grids(evaluations, names):
     """For each evaluation a grid: depth of the needle down, length across, mean accuracy as the colour."""
     grids = [grid_of(evaluation) for evaluation in evaluations]
-    width = 1.6 + 0.75 * max(grid.shape[1] for _, _, grid in grids)
+    width = 1.2 + 0.55 * max(grid.shape[1] for _, _, grid in grids)
+    columns = min(len(grids), max(1, int(PAGE / width)))
+    rows = -(-len(grids) // columns)
     figure, panels = plt.subplots(
-        1, len(grids), figsize=(width * len(grids), 3.4), layout="constrained", squeeze=False
+        rows, columns, figsize=(1 + width * columns, 2.9 * rows), layout="constrained", squeeze=False
     )
-    for axes, name, (depths, lengths, grid) in zip(panels[0], names, grids, strict=True):
+    for axes in panels.flat[len(grids) :]:
+        axes.remove()
+    for axes, name, (depths, lengths, grid) in zip(panels.flat, names, grids, strict=False):
         image = axes.imshow(grid, vmin=0, vmax=1, cmap=SEQUENTIAL, aspect="auto")
         for row, column in np.ndindex(grid.shape):
             shade = "white" if grid[row, column] < 0.6 else "black"
@@ -93,7 +114,8 @@ def draw_grids(evaluations, names):
         axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
         axes.set_title(name, parse_math=False)
     label = f"accuracy of the answer's tokens{note_on_data(evaluations)}"
-    figure.colorbar(image, ax=panels[0], label=label)
+    last = panels[:, -1] if len(grids) == panels.size else panels[:-1, -1]  # the last row may be short
+    figure.colorbar(image, ax=last, label=label, aspect=20 * rows)
     return figure
 
 

@@ -14,7 +14,7 @@ INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, 
 
 def is_flat(curve):
     finite = curve.mean[np.isfinite(curve.mean)]
-    return len(finite) == len(curve.mean) and finite.max() <= FLAT * finite.min()
+    return 1 < len(finite) == len(curve.mean) and finite.max() <= FLAT * finite.min()
 
 
 def groups_of(evaluations):
@@ -52,7 +52,8 @@ def draw_curves(axes, curves, styles):
 
 
 def make_room(axes, curves):
-    """Raises the upper end of the logarithmic axis until no curve passes behind the inset."""
+    """Raises the upper end of the logarithmic axis until no curve passes behind the inset. False if that
+    is beyond float64."""
     (left, right), (low, high) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
     edge = left + INSET_END * (right - left)
     for curve in curves:
@@ -60,7 +61,10 @@ def make_room(axes, curves):
         x, y = np.log(curve.lengths[good]), np.log(curve.highest[good])
         behind = np.append(y[x <= edge], np.interp(edge, x, y))
         high = max(high, low + (behind.max() - low) / CURVES_BELOW)
+    if high > np.log(np.finfo(np.float64).max):
+        return False
     axes.set_ylim(top=np.exp(high))
+    return True
 
 
 def draw_inset(axes, curves, styles, train_lengths):
@@ -94,8 +98,7 @@ def draw_extrapolation(evaluations):
         axes.set_yscale("log")
         axes.set_ylabel(f"perplexity (logarithmic){note}")
         plain_numbers(axes)
-        if flat:
-            make_room(axes, curves)
+        if flat and make_room(axes, curves):
             lengths = sorted({evaluation.train_length for evaluation in evaluations})
             draw_inset(axes, [curves[n] for n in flat], [styles[n] for n in flat], lengths)
     return figure

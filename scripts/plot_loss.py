@@ -53,8 +53,8 @@ def draw_run(axes, run, name, n, warn):
         axes.plot(steps, curve, color=colour, linestyle=line, linewidth=1.8, label=name)
         in_view = curve[len(curve) // 50 :]
     if len(validated):
-        style = {"color": colour, "markersize": 6, "markeredgecolor": "white", "zorder": 3}
-        axes.plot(validated, validation, marker, label=f"{name}, validation", **style)
+        style = {"color": colour, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.4}
+        axes.plot(validated, validation, marker, label=f"{name}, validation", zorder=3, **style)
     return np.concatenate([in_view, validation])
 
 

@@ -39,6 +39,15 @@ class PriorMatrices:
     def step(self):
         return self.checkpoint.step
 
+    @property
+    def has_gates(self):
+        """Whether forgetting gates add a part to the logits that depends on the text: it is no prior."""
+        return "forget" in self.checkpoint.value("model.attention", str).split("+")
+
+    def title(self, what, name, layer):
+        without = ", without forgetting" if self.has_gates else ""
+        return f"{what}{without}: {name}, layer {layer}, step {self.step}"
+
     def log_prior(self, head):
         """K [T, T]; NaN at the masked keys j > i."""
         i, j = np.indices((self.length, self.length))

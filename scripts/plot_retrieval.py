@@ -1,28 +1,33 @@
-"""The figure of retrieval: accuracy by length of several models, a panel for each task."""
+"""The figure of retrieval: accuracy by length of several models, a column of panels for each task."""
 
 import re
 
 import numpy as np
 from console import DataError
 from eval_reader import note_on_data
-from figure_file import STYLE, legend_below, literal, plt, series_style
+from figure_file import REFERENCE, STYLE, legend_below, literal, plt, series_style
 from plot_eval import show_lengths
 from seeds import Curve, check_same_settings, models_of
 
 UNKNOWN = "task"  # what a task is called whose file does not name it
+ROWS = {
+    "span_token_accuracy": "share of the answer's tokens that are right",
+    "strict_accuracy": "share of whole answers that are right",
+}
+CHANCE = {"passkey": 1 / 10, "niah": 1 / 4}  # of a token: ten digits, four letters
 
 
-def over_depths(evaluation, lengths):
+def over_depths(evaluation, lengths, key):
     """[lengths]: the mean accuracy of each length."""
-    accuracy = evaluation.column("span_token_accuracy")
+    accuracy = evaluation.column(key)
     return np.array([accuracy[evaluation.lengths == length].mean() for length in lengths])
 
 
-def curve_of(name, seeds):
-    """Share of the answers' tokens that are right, by length: mean over depths and seeds."""
+def curve_of(name, seeds, key):
+    """An accuracy by length: mean over depths and seeds."""
     check_same_settings(seeds)
     lengths = np.unique(seeds[0].lengths)
-    accuracies = np.array([over_depths(evaluation, lengths) for evaluation in seeds])
+    accuracies = np.array([over_depths(evaluation, lengths, key) for evaluation in seeds])
     return Curve(name, lengths, accuracies.mean(axis=0), accuracies.min(axis=0), accuracies.max(axis=0))
 
 
@@ -42,32 +47,39 @@ def panels_of(evaluations):
     return panels
 
 
-def curves_of(task, evaluations):
+def curves_of(task, evaluations, key="span_token_accuracy"):
     names, seeds = zip(*models_of(evaluations), strict=True)
-    return [curve_of(*each) for each in zip(without_task(task, names), seeds, strict=True)]
+    return [curve_of(*each, key) for each in zip(without_task(task, names), seeds, strict=True)]
 
 
-def draw_panel(axes, curves, styles, evaluations):
+def draw_panel(axes, curves, styles, evaluations, chance):
     for curve in curves:
         curve.draw(axes, styles[curve.name])
+    if chance is not None:
+        axes.axhline(chance, color=REFERENCE, linewidth=1, linestyle=":", label="by chance")
     axes.set(ylim=(-0.03, 1.03))
     show_lengths(axes, evaluations)
 
 
 def draw_retrieval(evaluations):
-    """A model has the same line in every panel."""
+    """Above the tokens of the answers, below whole answers. A model has the same line in every panel."""
     panels = panels_of(evaluations)
-    curves = {task: curves_of(task, members) for task, members in panels.items()}
-    names = dict.fromkeys(curve.name for each in curves.values() for curve in each)
+    names = dict.fromkeys(curve.name for task, each in panels.items() for curve in curves_of(task, each))
     styles = {name: series_style(n) for n, name in enumerate(names)}
     with plt.rc_context(STYLE):
-        size = (3.6 * len(panels) + 1, 4.2)
-        figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
-        for axes, (task, members) in zip(row[0], panels.items(), strict=True):
-            draw_panel(axes, curves[task], styles, members)
+        size = (3.6 * len(panels) + 1, 6.6)
+        figure, grid = plt.subplots(
+            len(ROWS), len(panels), figsize=size, layout="constrained", squeeze=False, sharex="col"
+        )
+        for row, (key, label) in zip(grid, ROWS.items(), strict=True):
+            for axes, (task, members) in zip(row, panels.items(), strict=True):
+                chance = CHANCE.get(task) if key == "span_token_accuracy" else None
+                draw_panel(axes, curves_of(task, members, key), styles, members, chance)
+            row[0].set_ylabel(label)
+        for axes, (task, members) in zip(grid[0], panels.items(), strict=True):
             literal(axes.set_title(f"{task}{note_on_data(members)}"))
-        row[0][0].set_ylabel("share of the answer's tokens that are right")
-        legend_below(figure, row[0])
+            axes.set_xlabel("")
+        legend_below(figure, grid.flat)
     return figure
 
 

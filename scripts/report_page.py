@@ -4,13 +4,13 @@ import math
 from datetime import UTC, datetime
 
 from console import DataError, count, some
-from eval_reader import note_on_data
+from eval_reader import EVALUATION, note_on_data
 from plot_eval import draw_eval
 from plot_loss import draw_loss
 from plot_prior import describe_prior, draw_prior
 from report_commands import evaluation_commands, figure_commands, training_commands
 from report_html import document, element, number, picture, table
-from report_runs import EVALUATION, by_kind, differing_settings, last_sign_of_life
+from report_runs import by_kind, differing_settings, last_sign_of_life
 from run_reader import finite, is_number
 
 ROUNDING = (
@@ -103,9 +103,22 @@ def start_of(run):
     return f"weights of {run.start.get('checkpoint', 'another run')}"
 
 
+def loss_at_step(step, value):
+    return element("span", loss(float(value)), f" at step {step:,}")
+
+
 def best_of(run):
     best = run.best_validation()
-    return element("span", loss(float(best[1])), f" at step {best[0]:,}") if best else ABSENT
+    return loss_at_step(*best) if best else ABSENT
+
+
+def smoothed_of(run):
+    """With its step where the last steps have no finite loss."""
+    end = run.smoothed_loss()
+    if not end:
+        return ABSENT
+    step, value = end
+    return loss(value) if step == run.last_logged_step() else loss_at_step(step, value)
 
 
 def said(items, css=""):
@@ -141,7 +154,7 @@ FACTS = {  # a row of the table of runs, and what it says of one
 }
 LOSSES = {
     "training, last step": lambda run: loss(run.latest("loss")),
-    "training, smoothed, at the end": lambda run: loss(run.smoothed_loss()),
+    "training, smoothed, at the end": smoothed_of,
     "validation, last": lambda run: loss(run.latest("val_loss")),
     "validation, lowest": best_of,
     "best possible (Bayes-optimal)": lambda run: loss(run.latest("bayes_optimal_loss")),
@@ -213,14 +226,17 @@ def labelled(each, measured):
     return label if len(same) == 1 else f"{label}, {each.where}"
 
 
-def depth_table(each):
+def depth_table(each, key):
     rows = each.evaluation.rows
     lengths = sorted({row["length"] for row in rows})
     depths = sorted({row["depth"] for row in rows if is_number(row.get("depth"))})
-    cells = {(row.get("depth"), row["length"]): percent(row["span_token_accuracy"]) for row in rows}
+    cells = {(row.get("depth"), row["length"]): percent(row.get(key)) for row in rows}
     head = ["depth \\ length", *(f"{length:,}" for length in lengths)]
     shown_rows = [[f"{depth:g}", *(cells.get((depth, n), ABSENT) for n in lengths)] for depth in depths]
     return table(head, shown_rows, "numbers")
+
+
+ACCURACIES = {"span_token_accuracy": "answers' tokens", "strict_accuracy": "whole answers"}
 
 
 def tables_of_kind(measured):
@@ -229,10 +245,11 @@ def tables_of_kind(measured):
     task = f"{of}: " if of else ""
     if has_depths:
         for each in measured:
-            heading = f"{task}accuracy of the answers' tokens by depth and length, {labelled(each, measured)}"
-            yield heading, depth_table(each)
+            for key, what in ACCURACIES.items():
+                heading = f"{task}accuracy of {what} by depth and length, {labelled(each, measured)}"
+                yield heading, depth_table(each, key)
     elif is_task:
-        for key, what in (("span_token_accuracy", "answers' tokens"), ("strict_accuracy", "whole answers")):
+        for key, what in ACCURACIES.items():
             made = length_rows(measured, lambda row, key=key: percent(row.get(key)))
             yield f"{task}accuracy of {what} by length", made
     else:
@@ -275,7 +292,7 @@ def evaluation_section(runs, measured):
 def prior_section(runs):
     for run in runs:
         for matrices, layer in run.priors:
-            title = f"Learned attention prior: {run.name}, layer {layer}, step {matrices.step}"
+            title = matrices.title("Learned attention prior", run.name, layer)
             yield picture(draw_prior(matrices, title), title, describe_prior(matrices), "wide", ["png"])
     if not any(run.priors for run in runs):
         yield element("p", "No run has a learned prior that can be drawn.")

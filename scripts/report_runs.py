@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, ScriptError, count
-from eval_reader import Evaluation, find_runs, read_evaluations
+from eval_reader import EVALUATION, Evaluation, find_runs, read_evaluations
 from plot_loss import loss_points, smoothed, smoothing_width
 from plot_prior import PriorMatrices, prior_matrices
 from run_names import names_of, real
@@ -27,7 +27,7 @@ from run_reader import (
     read_summary,
 )
 
-METRICS, EVALUATION, START = "metrics.jsonl", "eval.json", "init_from.json"
+METRICS, START = "metrics.jsonl", "init_from.json"
 NOTABLE_WAIT = 0.01  # share of the time that a run may wait for its data before that is worth a warning
 
 
@@ -92,11 +92,14 @@ class Run:
         return Counter(str(entry["skipped"]) for entry in self.metrics if "skipped" in entry)
 
     def smoothed_loss(self):
-        """The end of the curve that the figure shows, or None."""
+        """(step, loss) at the end of the curve that the figure shows, or None."""
         steps, loss = loss_points(self.metrics, "loss")
         if not len(steps):
             return None
-        return float(smoothed(steps, loss, smoothing_width(steps))[-1])
+        return int(steps[-1]), float(smoothed(steps, loss, smoothing_width(steps))[-1])
+
+    def last_logged_step(self):
+        return max((each["step"] for each in self.metrics if isinstance(each.get("step"), int)), default=None)
 
     def best_validation(self):
         """(step, loss) of the lowest validation loss, or None."""

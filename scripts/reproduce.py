@@ -11,7 +11,7 @@ r"""Repeats the published experiments at small scale: trains and evaluates every
 Each finished model is one file, RESULTS/STUDY/NAME.json: its settings, commands, training and evaluation.
 What has such a file is not trained again. A model that was interrupted goes on from its newest checkpoint.
 So the same command, given again, finishes the study, on this machine or on another that has the files. The
-project brings files along; --results FOLDER, with a folder of your own, trains every model yourself.
+project brings files along; --runs and --results with folders of your own train every model yourself.
 
 The studies of text read data/shakespeare, that of a genome data/lambda:
   .venv/bin/python data/prepare.py text --tokenizer bytes --out data/shakespeare tinyshakespeare.txt
@@ -273,7 +273,8 @@ def body():
     console.say(f"{arguments.study}: {len(finished)} of {len(experiments)} models are finished")
     left = [each for each in experiments if not results[each.name]]
     if not left:
-        console.say(f"nothing to train: {arguments.results} has their files; another --results trains anew")
+        files = f"their files are in {arguments.results}"
+        console.say(f"nothing to train: {files}; --runs and --results with other folders train all")
     deadline = float("inf") if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     if not work_off(left, folders, Workers(deadline), arguments.jobs):
         console.say("not all are finished; the same command goes on")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError
-from eval_reader import names_of_evaluations
+from eval_reader import are_of_different_data, data_of, names_of_evaluations
 from run_reader import CONFIG, differing_keys, read_config
 
 SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
@@ -39,21 +39,36 @@ def config_of(evaluation):
     return {}
 
 
+def differing_settings(first, other):
+    """Names of settings that differ. A config of an older program lacks keys that came later, whose defaults
+    compute as it did: only keys that both have are compared. Files of reproduce.py say what was chosen."""
+    configs = [config_of(first), config_of(other)]
+    if not (first.settings and other.settings):
+        both = configs[0].keys() & configs[1].keys()
+        configs = [{key: config[key] for key in both} for config in configs]
+    return sorted(differing_keys(configs))
+
+
+def data_without_seed(evaluation):
+    return DRAWN_WITH.sub("", data_of(evaluation))
+
+
 def check_same_settings(evaluations):
     """Refuses to average what are not seeds of the same settings, as far as the files tell."""
     first = evaluations[0]
-    config = config_of(first)
     for other in evaluations[1:]:
         pair = f"{first.where} and {other.where} are called seeds of one model, but"
         if not np.array_equal(first.lengths, other.lengths):
             raise DataError(f"{pair} were evaluated at different lengths")
         if first.train_length != other.train_length:
             raise DataError(f"{pair} were trained at different lengths")
-        data = [DRAWN_WITH.sub("", each.data) for each in (first, other)]
-        if all(data) and data[0] != data[1]:
-            raise DataError(f"{pair} were evaluated on different data: {data[0]}; {data[1]}")
-        theirs = config_of(other)
-        if config and theirs and (keys := sorted(differing_keys([config, theirs]))):
+        if first.step != other.step:
+            raise DataError(f"{pair} were evaluated after different steps: {first.step}, {other.step}")
+        if are_of_different_data([first, other], data_without_seed):
+            texts = dict.fromkeys(each.data for each in (first, other) if each.data)
+            said = "; ".join(texts) if len(texts) > 1 else "other depths, or numbers of tokens or samples"
+            raise DataError(f"{pair} were evaluated on different data: {said}")
+        if keys := differing_settings(first, other):
             raise DataError(f"{pair} have different settings: {', '.join(keys[:5])}; rename one of the runs")
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 from console import DataError
+from run_reader import finite
 
 
 def by_variant(results):
@@ -21,8 +22,13 @@ def table(header, rows):
 
 
 def mean_and_spread(values, digits):
-    """`4.341 ± 0.010`: mean and standard deviation over seeds; the value alone where there is one."""
+    """`4.341 ± 0.010`: mean and standard deviation over seeds; the value alone where there is one; a dash if
+    one is missing, as the loss of a model that has diverged."""
     values = np.array(values, dtype=np.float64)
+    if np.isnan(values).any():
+        return "–"
+    if np.isinf(values).any():
+        return "inf"
     mean = f"{values.mean():.{digits}f}"
     return f"{mean} ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else mean
 
@@ -31,7 +37,7 @@ def at_lengths(result, key):
     """{length: mean over its rows (the depths)} of a key of `eval --json`."""
     cells = defaultdict(list)
     for row in result["evaluations"]["eval"]["results"]:
-        cells[row["length"]].append(row[key])
+        cells[row["length"]].append(finite(row[key]))
     return {length: float(np.mean(values)) for length, values in sorted(cells.items())}
 
 
@@ -78,7 +84,8 @@ class Lengths:
 
 
 def perplexities(result):
-    return {length: math.exp(loss) for length, loss in at_lengths(result, "nll").items()}
+    with np.errstate(over="ignore"):
+        return {length: float(np.exp(loss)) for length, loss in at_lengths(result, "nll").items()}
 
 
 def extrapolation_tables(results, lengths):
@@ -116,10 +123,14 @@ TABLES = {
 
 
 SPREAD = "± is the standard deviation over seeds, of training and data order; it says nothing of the tokens."
+SPREAD_OF_TASKS = "± is the standard deviation over seeds, of training and of samples: each seed has its own."
 
 
 def tables_of(study, results, against=None):
     """against: the variant from which differences are shown, in place of values."""
     if not results:
         return "no model is finished yet"
-    return f"{TABLES[study](results, Lengths(against))}\n\n{SPREAD}"
+    tables = TABLES[study](results, Lengths(against))
+    if "±" not in tables:
+        return tables
+    return f"{tables}\n\n{SPREAD_OF_TASKS if study == 'retrieval' else SPREAD}"

@@ -54,6 +54,19 @@ def test_a_legend_stands_under_the_panels_and_covers_none(tmp_path):
     assert figure_file.legend_below(figure, [figure.add_subplot()]) is None
 
 
+@pytest.mark.parametrize("entries", [12, 40])
+def test_a_figure_grows_with_its_legend(entries):
+    figure, axes = figure_file.plt.subplots(figsize=(7, 4), layout="constrained")
+    for n in range(entries):
+        axes.plot([0, 1], [0, n], label=f"a run with a name of usual length {n}")
+    legend = figure_file.legend_below(figure, [axes])
+    figure.canvas.draw()
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == entries and box.y0 >= 0
+    assert axes.get_tightbbox().y0 >= box.y1 - 1
+    assert axes.get_window_extent().height > 2.4 * figure.dpi
+
+
 @pytest.mark.parametrize("letter", ["i", "m"])
 @pytest.mark.parametrize("length", [1, 5, 20, 33])
 def test_a_legend_takes_as_many_columns_as_there_is_room_for(letter, length):

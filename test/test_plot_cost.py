@@ -73,6 +73,7 @@ def test_bars_are_the_medians_of_the_steps_and_whiskers_their_quartiles(tmp_path
     time, speed, memory = draw(a, b).axes
     assert bars_of(time) == pytest.approx([30, 25])
     assert whiskers_of(time)[0] == pytest.approx([20, 40])
+    assert all(line.get_path_effects() for line in time.lines)  # a white outline: bars may be as dark
     assert bars_of(speed) == pytest.approx([TOKENS / 0.030, TOKENS / 0.025])
     assert whiskers_of(speed)[0] == pytest.approx([TOKENS / 0.040, TOKENS / 0.020])
     assert bars_of(memory) == pytest.approx([3, 5]) and not whiskers_of(memory)

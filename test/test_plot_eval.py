@@ -9,8 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 import eval_reader
+import plot
 import plot_eval
-from console import DataError
+from console import DataError, UsageError
 
 
 def write_evaluation(path, rows, run="mine", train_length=128, step=10, **more):
@@ -19,14 +20,15 @@ def write_evaluation(path, rows, run="mine", train_length=128, step=10, **more):
     return path
 
 
-def losses(path, values=((128, 1.5), (512, 1.25)), **options):
-    return write_evaluation(path, [{"length": n, "nll": nll} for n, nll in values], **options)
+def losses(path, values=((128, 1.5), (512, 1.25)), tokens=65536, **options):
+    rows = [{"length": n, "nll": nll, "tokens": tokens} for n, nll in values]
+    return write_evaluation(path, rows, **options)
 
 
-def answers(path, cells, **options):
+def answers(path, cells, samples=10, **options):
     """cells: (length, depth or None, accuracy of tokens, of whole answers)"""
     rows = [
-        {"length": n, "nll": 1.0, "span_token_accuracy": tokens, "strict_accuracy": whole}
+        {"length": n, "nll": 1.0, "samples": samples, "span_token_accuracy": tokens, "strict_accuracy": whole}
         | ({} if depth is None else {"depth": depth})
         for n, depth, tokens, whole in cells
     ]
@@ -102,6 +104,53 @@ def test_different_data_are_said_beside_the_axis(tmp_path):
             assert label + note in {axes.get_ylabel() for axes in figure.axes}
     unknown = draw(losses(tmp_path / "a.json"), losses(tmp_path / "b.json", run="other", data="shards 'x'"))
     assert unknown.axes[0].get_ylabel() == "perplexity (logarithmic)"
+
+
+def test_other_numbers_of_tokens_are_other_data_and_other_folders_are_not(tmp_path):
+    def label(**more):
+        one = losses(tmp_path / "a.json", data="shards 'data/x/val_*.bin': 9 tokens", protocol="recut")
+        other = losses(tmp_path / "b.json", run="other", **{"protocol": "recut"} | more)
+        return draw(one, other).axes[0].get_ylabel()
+
+    plain = "perplexity (logarithmic)"
+    assert label(data="shards '/home/x/val_*.bin': 9 tokens") == plain
+    assert label(data="shards 'data/x/train_*.bin': 9 tokens") == f"{plain} (of different data)"
+    assert label(tokens=4096) == f"{plain} (of different data)"
+    assert label(tokens=4096, values=((64, 1.0), (1024, 1.0))) == plain  # no length in common
+    assert label(tokens=4096, protocol="paper") == plain  # which takes other tokens by its nature
+
+
+def test_a_run_is_read_by_its_eval_json_and_told_how_to_make_one(tmp_path):
+    run = tmp_path / "a run"
+    run.mkdir()
+    with pytest.raises(UsageError, match=r"eval --checkpoint '.*/a run' --json '.*/a run/eval.json'"):
+        eval_reader.read_evaluations(run)
+    losses(run / "eval.json")
+    assert plot.main(["eval", str(run)]) == 0
+    assert (run / "figures" / "eval.png").exists()
+
+
+def test_labels_of_near_lengths_do_not_run_into_each_other(tmp_path):
+    lengths = (256, 1024, 1499, 2048, 2049, 32768)
+    figure = draw(losses(tmp_path / "a.json", [(n, 1.0) for n in lengths]))
+    figure.canvas.draw()
+    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    assert {"256", "1,024", "32,768"} < {label.get_text() for label in labels}
+    assert len(figure.axes[0].get_xticks()) == len(lengths)
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:]))
+
+
+def test_grids_of_many_models_fit_a_page(tmp_path):
+    cells = [(256 << n, depth, n / 10, 0.0) for n in range(6) for depth in (0.1, 0.5)]
+    paths = [answers(tmp_path / f"{n}.json", cells, run=f"m{n}x") for n in range(5)]
+    figure = draw(*paths)
+    grids = [axes for axes in figure.axes if axes.images and axes.get_title()]
+    assert [axes.get_title() for axes in grids] == [f"m{n}x" for n in range(5)]
+    assert figure.get_figwidth() <= plot_eval.PAGE + 1 and figure.get_figheight() > 6
+    figure.canvas.draw()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
 
 
 def test_two_files_of_one_run_are_told_apart(tmp_path):

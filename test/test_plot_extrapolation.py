@@ -202,8 +202,7 @@ def test_what_are_no_seeds_of_the_same_settings_is_refused(tmp_path):
 def test_files_of_a_study_say_their_settings_themselves(tmp_path):
     configs = ({}, {"newer": 1})  # the second program had one key more
     files = seed_files(tmp_path, configs)
-    with pytest.raises(DataError, match=r"different settings: train\.newer"):
-        draw(*files)
+    assert len(extrapolation.curves_of(evaluations_of(*files))) == 1
 
     def in_a_study(**changes):
         for seed, file in enumerate(files, 1):
@@ -214,11 +213,27 @@ def test_files_of_a_study_say_their_settings_themselves(tmp_path):
         return files
 
     draw(*in_a_study())
-    with pytest.raises(DataError, match=r"different settings: prior\.init"):
-        draw(*in_a_study(**{"prior.init": "alibi"}))
+    for more in ({"prior.init": "alibi"}, {"prior.lr_scale": 20}):  # which the other leaves as it is
+        with pytest.raises(DataError, match=rf"different settings: {next(iter(more))}"):
+            draw(*in_a_study(**more))
     files[0].write_text(files[0].read_text().replace('"settings": {', '"settings": 1, "others": {'))
     with pytest.raises(DataError, match="not what train_gpt_goat eval --json writes"):
         draw(*files)
+
+
+def test_seeds_of_different_steps_are_refused(tmp_path):
+    seeds = [losses(tmp_path / f"{n}.json", run=f"m_seed{n}", step=500 * n) for n in (1, 2)]
+    with pytest.raises(DataError, match="evaluated after different steps: 500, 1000"):
+        draw(*seeds)
+
+
+def test_a_loss_too_large_to_be_drawn_beside_leaves_the_inset_out(tmp_path):
+    flat = losses(tmp_path / "a.json", FLAT)
+    steep = losses(tmp_path / "b.json", [(n, 1.5 + 350 * i) for i, (n, _) in enumerate(FLAT)], run="steep")
+    (axes,) = draw(flat, steep).axes
+    assert not axes.child_axes and np.isfinite(axes.get_ylim()).all()
+    (one,) = extrapolation.curves_of(evaluations_of(losses(tmp_path / "c.json", FLAT[:1])))
+    assert not extrapolation.is_flat(one)
 
 
 def test_what_has_no_perplexity_is_refused(tmp_path, fails):

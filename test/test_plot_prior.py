@@ -195,6 +195,16 @@ def test_layer_checkpoint_and_length_choose_what_is_drawn(tmp_path, rng, monkeyp
         figure_file.plt.close(figure)
 
 
+def test_what_gates_forget_is_said_to_be_left_out(tmp_path, capsys, monkeypatch):
+    config = config_of(model__attention="goat+forget")
+    run = write_run(tmp_path / "run", peaked_tensors(), config)
+    for command, what in (("prior", "Learned attention prior"), ("mask", "The prior and the mask")):
+        figure, _ = drawn_by(monkeypatch, command, run)
+        assert figure.get_suptitle() == f"{what}, without forgetting: run, layer 0, step 40"
+        assert "What its gates forget depends on the text and is not drawn." in capsys.readouterr().out
+        figure_file.plt.close(figure)
+
+
 def test_length_is_the_training_length_but_at_most_512_positions(tmp_path):
     for seq_len, length in [(1, 2), (511, 511), (2000, 512)]:
         run = write_run(tmp_path / str(seq_len), peaked_tensors(), config_of(data__seq_len=seq_len))

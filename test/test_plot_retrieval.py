@@ -5,17 +5,23 @@ import pytest
 
 import plot
 import plot_retrieval
+from console import DataError
 from fabricated_run import fails, no_figure_stays_open  # fixtures
 from test_plot_eval import answers, losses
 from test_plot_extrapolation import evaluations_of
 
 # (length, depth, accuracy of tokens, of whole answers)
-NEAR = [(256, 0.1, 1.0, 0.0), (256, 0.5, 0.5, 0.0), (512, 0.1, 0.25, 0.0), (512, 0.5, 0.75, 0.0)]
+NEAR = [(256, 0.1, 1.0, 0.25), (256, 0.5, 0.5, 0.0), (512, 0.1, 0.25, 0.0), (512, 0.5, 0.75, 0.0)]
 FAR = [(256, None, 0.5, 0.0), (1024, None, 0.25, 0.0)]
 
 
 def draw(*paths):
     return plot_retrieval.draw_retrieval(evaluations_of(*paths))
+
+
+def top_row(figure):
+    """The panels of the answers' tokens."""
+    return figure.axes[: len(figure.axes) // 2]
 
 
 def lines_of(axes):
@@ -33,22 +39,30 @@ def test_each_task_has_a_panel_and_a_model_the_same_line_in_both(tmp_path):
         ])
     ]  # fmt: skip
     figure = draw(*files)
-    passkey, niah = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["passkey", "niah"]
-    assert list(lines_of(passkey)) == ["goat", "rope", "training length"]
-    assert list(lines_of(niah)) == ["rope", "goat", "training length"]
+    passkey, niah, *whole = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["passkey", "niah", "", ""]
+    assert list(lines_of(passkey)) == ["goat", "rope", "by chance", "training length"]
+    assert list(lines_of(niah)) == ["rope", "goat", "by chance", "training length"]
+    assert [list(lines_of(axes)) for axes in whole] == [
+        ["goat", "rope", "training length"],
+        ["rope", "goat", "training length"],
+    ]
+    assert lines_of(passkey)["by chance"].get_ydata() == [0.1, 0.1]
+    assert lines_of(niah)["by chance"].get_ydata() == [0.25, 0.25]
     for name in ("goat", "rope"):
         one, other = lines_of(passkey)[name], lines_of(niah)[name]
         assert list(one.get_xdata()) == [256, 512] and list(one.get_ydata()) == [0.75, 0.5]
         assert list(other.get_xdata()) == [256, 1024] and list(other.get_ydata()) == [0.5, 0.25]
+        assert list(lines_of(whole[0])[name].get_ydata()) == [0.125, 0.0]
         for look in ("get_color", "get_linestyle", "get_marker"):
-            assert getattr(one, look)() == getattr(other, look)()
+            assert len({getattr(lines_of(axes)[name], look)() for axes in figure.axes}) == 1
     assert lines_of(passkey)["goat"].get_color() != lines_of(passkey)["rope"].get_color()
     assert list(lines_of(niah)["training length"].get_xdata()) == [256, 256]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["goat", "rope", "training length"]
-    assert "tokens" in passkey.get_xlabel() and "answer's tokens" in passkey.get_ylabel()
-    assert "1,024" in [text.get_text() for text in niah.get_xticklabels()]
+    assert labels == ["goat", "rope", "by chance", "training length"]
+    assert "answer's tokens" in passkey.get_ylabel()
+    assert "tokens" in whole[0].get_xlabel() and "whole answers" in whole[0].get_ylabel()
+    assert "1,024" in [text.get_text() for text in whole[1].get_xticklabels()]
 
 
 def test_seeds_are_one_curve_with_a_band(tmp_path):
@@ -57,7 +71,7 @@ def test_seeds_are_one_curve_with_a_band(tmp_path):
         answers(tmp_path / f"{seed}.json", cells, run=f"passkey-goat-seed{seed}", task="passkey")
         for seed, cells in ((1, NEAR), (2, lower))
     ]
-    (axes,) = draw(*files).axes
+    (axes,) = top_row(draw(*files))
     assert list(lines_of(axes)["goat"].get_ydata()) == [0.625, 0.375]
     (band,) = axes.collections
     edges = band.get_paths()[0].vertices
@@ -69,8 +83,8 @@ def test_seeds_are_one_curve_with_a_band(tmp_path):
     [("passkey-goat", "goat"), ("passkey", "passkey"), ("goat", "goat"), ("passkeys", "passkeys")],
 )
 def test_a_name_is_without_the_task_where_it_begins_with_it(tmp_path, run, name):
-    (axes,) = draw(answers(tmp_path / "a.json", FAR, run=run, task="passkey")).axes
-    assert list(lines_of(axes)) == [name, "training length"]
+    (axes,) = top_row(draw(answers(tmp_path / "a.json", FAR, run=run, task="passkey")))
+    assert list(lines_of(axes)) == [name, "by chance", "training length"]
 
 
 def test_names_keep_the_task_where_they_differ_in_that_alone(tmp_path):
@@ -86,13 +100,29 @@ def test_different_data_are_said_in_the_title(tmp_path):
         assert draw(one, other).axes[0].get_title() == title
 
 
+def test_other_depths_samples_or_lengths_of_answers_are_other_data(tmp_path):
+    def panel(cells, **more):
+        one = answers(tmp_path / "a.json", NEAR, run="a", task="niah", answer_length=12)
+        other = answers(tmp_path / "b.json", cells, run="b", task="niah", **{"answer_length": 12} | more)
+        return draw(one, other).axes[0].get_title()
+
+    assert panel(NEAR) == panel(FAR[1:]) == "niah"  # no length in common
+    assert panel([(256, 0.1, 1.0, 0.0)]) == panel(NEAR, answer_length=4) == "niah (of different data)"
+    few = [(length, depth, 1.0, 1.0) for length, depth, *_ in NEAR]
+    files = [answers(tmp_path / f"{n}.json", few, run=f"m-seed{n}", samples=n) for n in (1, 2)]
+    with pytest.raises(DataError, match="different data: other depths, or numbers of tokens or samples"):
+        draw(*files)
+
+
 def test_a_file_that_does_not_name_its_task_has_a_panel(tmp_path):
-    (axes,) = draw(answers(tmp_path / "a.json", FAR)).axes
+    (axes,) = top_row(draw(answers(tmp_path / "a.json", FAR)))
+    assert "by chance" not in lines_of(axes)
     assert axes.get_title() == "task"
 
 
 def test_an_accuracy_that_is_missing_leaves_a_gap(tmp_path):
-    (axes,) = draw(answers(tmp_path / "a.json", [(256, None, None, 0.0), (512, None, 0.5, 0.0)])).axes
+    cells = [(256, None, None, 0.0), (512, None, 0.5, 0.0)]
+    (axes,) = top_row(draw(answers(tmp_path / "a.json", cells)))
     assert np.isnan(lines_of(axes)["mine"].get_ydata()).tolist() == [True, False]
 
 

@@ -82,6 +82,14 @@ def test_losses_are_those_of_the_metrics(tmp_path, page_of):
     assert kind == "data:image/svg+xml" and b"<svg" in base64.b64decode(data)
 
 
+def test_the_smoothed_loss_of_a_run_that_diverged_has_its_step(tmp_path, page_of):
+    run = finished(tmp_path / "a")
+    lines = [{"step": step, "loss": 2.0 if step < 7 else None} for step in range(1, 11)]
+    write_metrics(run, lines)
+    [(shown, value)] = page_of(run).row("training, smoothed, at the end")
+    assert shown == "2.0000 at step 6" and float(value) == pytest.approx(2)
+
+
 def test_a_run_that_has_only_validated_has_a_dash_for_the_other_losses(tmp_path, page_of):
     runs = [write_run(tmp_path / name) for name in ("one", "two")]
     (runs[0] / "summary.json").unlink()
@@ -196,7 +204,8 @@ def test_accuracies_by_length_and_by_depth_are_those_of_eval_json(tmp_path, page
     page = page_of(*runs)
     tokens, answered = [t for t in page.tables if t[0][0][0] == "length (tokens)"]
     assert tokens[1][1:] == [("66.7%", repr(2 / 3))] * 2 and answered[1][1:] == [("12.5%", "0.125")] * 2
-    [table] = [table for table in page.tables if table[0][0][0] == "depth \\ length"]
+    table, whole = [table for table in page.tables if table[0][0][0] == "depth \\ length"]
+    assert [texts(row) for row in whole[1:]] == [["0.1", "12.5%", "12.5%"], ["0.5", "12.5%", "12.5%"]]
     assert [texts(row) for row in table] == [
         ["depth \\ length", "64", "128"],
         ["0.1", "7.2%", "13.5%"],
@@ -296,7 +305,8 @@ def test_a_grid_with_holes_is_a_table_without_a_figure(tmp_path, page_of):
     answers = {"nll": 1.0, "span_token_accuracy": 0.5, "strict_accuracy": 0}
     write_evaluation(run, [{"length": n, "depth": depth} | answers for n, depth in cells])
     page = page_of(run)
-    assert page.row("0.5", "depth \\ length") == [("50.0%", "0.5"), ("\N{EN DASH}", None)]
+    table, _ = [table for table in page.tables if table[0][0][0] == "depth \\ length"]
+    assert table[2][1:] == [("50.0%", "0.5"), ("\N{EN DASH}", None)]
     assert "No figure:" in page.text
 
 

@@ -291,6 +291,22 @@ def test_accuracies_are_means_over_depths():
     assert "| goat | 1 | 0.75 |" in tables and "| goat | 1 | 0.50 |" in tables
 
 
+def test_the_spread_says_what_it_is_of_and_stands_where_there_is_one():
+    cell = {"depth": 0.1, "span_token_accuracy": 1.0, "strict_accuracy": 1.0}
+    tasks = [invented("goat", seed, [(256, 2.0, cell)], "niah") for seed in (1, 2)]
+    assert "each seed has its own" in study_tables.tables_of("retrieval", tasks)
+    assert "±" not in study_tables.tables_of("retrieval", tasks[:1])
+    texts = [invented("goat", seed, [(128, 1.0, {})]) for seed in (1, 2)]
+    assert "it says nothing of the tokens" in study_tables.tables_of("extrapolation", texts)
+
+
+def test_a_model_that_has_diverged_is_in_the_table():
+    losses = {"a": 1.0, "b": None, "c": 800.0}
+    results = [invented(name, 1, [(128, loss, {})]) for name, loss in losses.items()]
+    table = study_tables.tables_of("extrapolation", results)
+    assert "| a | 1 | 2.718 |\n| b | 1 | – |\n| c | 1 | inf |" in table
+
+
 def test_files_with_other_lengths_do_not_share_a_table():
     results = [invented("goat", 1, [(128, 1.0, {})]), invented("none", 1, [(256, 1.0, {})])]
     with pytest.raises(study_tables.DataError, match="none: its files have other lengths than goat"):

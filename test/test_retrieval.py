@@ -2,6 +2,7 @@
 float64 model."""
 
 import json
+import re
 import subprocess
 import tomllib
 
@@ -84,6 +85,7 @@ def test_answers_equal_float64_from_the_files_of_the_run_at_each_length_and_dept
     options = ["--lengths", "66,150", "--depths", "0,0.7", "--samples", 9]
     results, printed = results_of(run_binary, runs[task], tmp_path / "r.json", *options)
     assert results["task"] == task and results["answer_length"] == {"passkey": 4, "niah": 5}[task]
+    assert re.fullmatch(rf"{task}, answers of [45] characters, validation samples, seed \d+", results["data"])
     cells = results["results"]
     assert [(c["length"], c["depth"]) for c in cells] == [(66, 0), (66, 0.7), (150, 0), (150, 0.7)]
     for cell in cells:

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "train/config/counted.h"
 #include "train/eval/answer_accuracy.h"
 #include "train/eval/heading.h"
 #include "train/speed/slow_work.h"
@@ -113,11 +114,13 @@ class RetrievalEvaluation final : public PlannedEvaluation {
 
   nlohmann::json run(const TrainedModel& model, Device& device) const override {
     const std::string& task = model.config().data.source;
+    const std::string description = task + ", answers of " + counted(answer_length_, "character") +
+                                    ", validation samples, seed " + std::to_string(model.config().train.seed);
     print_model(model);
-    std::printf("data      %s, answers of %lld characters, validation samples\n\n", task.c_str(),
-                static_cast<long long>(answer_length_));
+    std::printf("data      %s\n\n", description.c_str());
     std::fflush(stdout);
     nlohmann::json json = heading_of(model, device);
+    json["data"] = description;
     json["task"] = task;
     json["answer_length"] = answer_length_;
     std::vector<Cell> cells;
