@@ -75,12 +75,10 @@ def read_evaluations(path):
     path = Path(path)
     if path.is_dir():
         path = path / EVALUATION
-        if not path.exists():
-            run, file = (shlex.quote(str(each)) for each in (path.parent, path))
-            raise UsageError(
-                f"{path}: is not there yet; this makes it: "
-                f"./train_gpt_goat eval --checkpoint {run} --json {file}"
-            )
+    if path.name == EVALUATION and not path.exists():
+        run, file = (shlex.quote(str(each)) for each in (path.parent, path))
+        command = f"./train_gpt_goat eval --checkpoint {run} --json {file}"
+        raise UsageError(f"{path}: is not there yet; this makes it: {command}")
     try:
         contents = parse_json(read_bytes(path, LARGEST_FILE))
     except ValueError:

@@ -123,8 +123,9 @@ def test_other_numbers_of_tokens_are_other_data_and_other_folders_are_not(tmp_pa
 def test_a_run_is_read_by_its_eval_json_and_told_how_to_make_one(tmp_path):
     run = tmp_path / "a run"
     run.mkdir()
-    with pytest.raises(UsageError, match=r"eval --checkpoint '.*/a run' --json '.*/a run/eval.json'"):
-        eval_reader.read_evaluations(run)
+    for path in (run, run / "eval.json"):
+        with pytest.raises(UsageError, match=r"eval --checkpoint '.*/a run' --json '.*/a run/eval.json'"):
+            eval_reader.read_evaluations(path)
     losses(run / "eval.json")
     assert plot.main(["eval", str(run)]) == 0
     assert (run / "figures" / "eval.png").exists()
