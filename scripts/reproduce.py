@@ -152,7 +152,7 @@ def analyze(run, workers, log):
 
 
 def commands_of(experiment):
-    run = Path("runs", experiment.name)
+    run = Path("runs", experiment.study, experiment.name)
     for folder, settings, start in stages_of(experiment, run):
         words = ["--config", experiment.preset, *into(folder, start), *as_settings(settings)]
         yield f"./train_gpt_goat {shlex.join(words)}"

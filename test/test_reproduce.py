@@ -78,7 +78,7 @@ def test_its_commands_repeat_it(start, tmp_path, binary, run_command, first):
     start([dataclasses.replace(tiny("goat"), first=first)])
     result = result_of(tmp_path, "goat-seed1")
     for command in result["commands"]:
-        words = command.replace("runs/goat-seed1", str(tmp_path / "again")).split()
+        words = command.replace("runs/extrapolation/goat-seed1", str(tmp_path / "again")).split()
         run_command([binary, *words[1:]])
     again = json.loads((tmp_path / "again" / "eval.json").read_text())
     assert again["results"] == result["evaluations"]["eval"]["results"]
