@@ -61,7 +61,7 @@ case $device in
     repeat_micro=1 repeat_steps=8 stop_after=2
     losses_steps=12 losses_simt_steps=6
     ranks_size=(--set model.vocab=2048 --set model.width=48) ranks_steps=20 kill_after=3 kill_within=5
-    extrapolate_size=(--set model.layers=1 --set model.heads=2 --set model.width=32) extrapolate_batch=2 extrapolate_micro=2 probe_steps=5
+    extrapolate_size=(--set model.layers=1 --set model.heads=2 --set model.width=32) extrapolate_batch=1 extrapolate_micro=1 probe_steps=5
     extrapolate_lengths=32,64,128,256,512 extrapolate_seconds=6 evaluate_seconds=2
     programs[ranks]=train_gpt_goat
     within=1
