@@ -64,7 +64,10 @@ def draw_panel(axes, curves, styles, evaluations, chance):
 def draw_retrieval(evaluations):
     """Above the tokens of the answers, below whole answers. A model has the same line in every panel."""
     panels = panels_of(evaluations)
-    names = dict.fromkeys(curve.name for task, each in panels.items() for curve in curves_of(task, each))
+    curves = {
+        (task, key): curves_of(task, members, key) for key in ROWS for task, members in panels.items()
+    }
+    names = dict.fromkeys(curve.name for each in curves.values() for curve in each)
     styles = {name: series_style(n) for n, name in enumerate(names)}
     with plt.rc_context(STYLE):
         size = (3.6 * len(panels) + 1, 6.6)
@@ -74,7 +77,7 @@ def draw_retrieval(evaluations):
         for row, (key, label) in zip(grid, ROWS.items(), strict=True):
             for axes, (task, members) in zip(row, panels.items(), strict=True):
                 chance = CHANCE.get(task) if key == "span_token_accuracy" else None
-                draw_panel(axes, curves_of(task, members, key), styles, members, chance)
+                draw_panel(axes, curves[task, key], styles, members, chance)
             row[0].set_ylabel(label)
         for axes, (task, members) in zip(grid[0], panels.items(), strict=True):
             literal(axes.set_title(f"{task}{note_on_data(members)}"))

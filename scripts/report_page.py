@@ -118,7 +118,7 @@ def smoothed_of(run):
     if not end:
         return ABSENT
     step, value = end
-    return loss(value) if step == run.last_logged_step() else loss_at_step(step, value)
+    return loss(value) if step == run.steps else loss_at_step(step, value)
 
 
 def said(items, css=""):

@@ -98,9 +98,6 @@ class Run:
             return None
         return int(steps[-1]), float(smoothed(steps, loss, smoothing_width(steps))[-1])
 
-    def last_logged_step(self):
-        return max((each["step"] for each in self.metrics if isinstance(each.get("step"), int)), default=None)
-
     def best_validation(self):
         """(step, loss) of the lowest validation loss, or None."""
         steps, loss = loss_points(self.metrics, "val_loss")
