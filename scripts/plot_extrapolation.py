@@ -30,8 +30,7 @@ def curve_of(name, evaluations):
     check_same_settings(evaluations)
     losses = np.array([evaluation.column("nll") for evaluation in evaluations])
     with np.errstate(over="ignore"):
-        seeds = np.exp(losses)
-    return Curve(name, evaluations[0].lengths, seeds.mean(axis=0), seeds.min(axis=0), seeds.max(axis=0))
+        return Curve(name, evaluations[0].lengths, np.exp(losses))
 
 
 def curves_of(evaluations):
@@ -49,6 +48,7 @@ def curves_of(evaluations):
 def draw_curves(axes, curves, styles):
     for curve, style in zip(curves, styles, strict=True):
         curve.draw(axes, style)
+        curve.draw_band(axes, style)
 
 
 def make_room(axes, curves):

@@ -7,7 +7,7 @@ from console import DataError
 from eval_reader import note_on_data
 from figure_file import REFERENCE, STYLE, legend_below, literal, plt, series_style
 from plot_eval import show_lengths
-from seeds import Curve, check_same_settings, models_of
+from seeds import THIN, Curve, check_same_settings, models_of
 
 UNKNOWN = "task"  # what a task is called whose file does not name it
 ROWS = {
@@ -24,11 +24,11 @@ def over_depths(evaluation, lengths, key):
 
 
 def curve_of(name, seeds, key):
-    """An accuracy by length: mean over depths and seeds."""
+    """An accuracy by length: of each seed, mean over depths."""
     check_same_settings(seeds)
     lengths = np.unique(seeds[0].lengths)
     accuracies = np.array([over_depths(evaluation, lengths, key) for evaluation in seeds])
-    return Curve(name, lengths, accuracies.mean(axis=0), accuracies.min(axis=0), accuracies.max(axis=0))
+    return Curve(name, lengths, accuracies)
 
 
 def without_task(task, names):
@@ -55,6 +55,9 @@ def curves_of(task, evaluations, key="span_token_accuracy"):
 def draw_panel(axes, curves, styles, evaluations, chance):
     for curve in curves:
         curve.draw(axes, styles[curve.name])
+        curve.draw_seeds(axes, styles[curve.name])
+    if any(len(curve.seeds) > 1 for curve in curves):
+        axes.plot([], [], color=REFERENCE, linewidth=THIN, label="single seeds")
     if chance is not None:
         axes.axhline(chance, color=REFERENCE, linewidth=1, linestyle=":", label="by chance")
     axes.set(ylim=(-0.03, 1.03))

@@ -11,6 +11,7 @@ from eval_reader import are_of_different_data, data_of, names_of_evaluations
 from run_reader import CONFIG, differing_keys, read_config
 
 SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
+THIN = 0.7  # points: the line of one seed
 DRAWN_WITH = re.compile(r", seed [0-9]+$")  # in the description of generated data
 
 
@@ -94,13 +95,27 @@ class Curve:
 
     name: str
     lengths: np.ndarray
-    mean: np.ndarray
-    lowest: np.ndarray  # of the seeds
-    highest: np.ndarray
+    seeds: np.ndarray  # [seeds, lengths]
+
+    @property
+    def mean(self):
+        return self.seeds.mean(axis=0)
+
+    @property
+    def highest(self):
+        return self.seeds.max(axis=0)
 
     def draw(self, axes, style):
-        """The mean, in a band of the seeds."""
+        """The mean."""
         axes.plot(self.lengths, self.mean, markersize=5, label=self.name, **style)
-        if not np.array_equal(self.lowest, self.highest):
+
+    def draw_band(self, axes, style):
+        """From the lowest to the highest seed."""
+        if len(self.seeds) > 1:
             band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-            axes.fill_between(self.lengths, self.lowest, self.highest, **band)
+            axes.fill_between(self.lengths, self.seeds.min(axis=0), self.highest, **band)
+
+    def draw_seeds(self, axes, style):
+        """A thin line for each seed, for figures in which bands would overlap."""
+        if len(self.seeds) > 1:
+            axes.plot(self.lengths, self.seeds.T, color=style["color"], alpha=0.5, linewidth=THIN, zorder=1.5)

@@ -65,17 +65,23 @@ def test_each_task_has_a_panel_and_a_model_the_same_line_in_both(tmp_path):
     assert "1,024" in [text.get_text() for text in whole[1].get_xticklabels()]
 
 
-def test_seeds_are_one_curve_with_a_band(tmp_path):
+def test_seeds_are_one_curve_with_a_thin_line_for_each(tmp_path):
     lower = [(length, depth, tokens - 0.25, whole) for length, depth, tokens, whole in NEAR]
     files = [
         answers(tmp_path / f"{seed}.json", cells, run=f"passkey-goat-seed{seed}", task="passkey")
         for seed, cells in ((1, NEAR), (2, lower))
     ]
     (axes,) = top_row(draw(*files))
-    assert list(lines_of(axes)["goat"].get_ydata()) == [0.625, 0.375]
-    (band,) = axes.collections
-    edges = band.get_paths()[0].vertices
-    assert edges[:, 1].min() == 0.25 and edges[:, 1].max() == 0.75
+    mean, *seeds = (line for line in axes.lines if list(line.get_xdata()) == [256, 512])
+    assert mean.get_label() == "goat" and list(mean.get_ydata()) == [0.625, 0.375]
+    assert [list(line.get_ydata()) for line in seeds] == [[0.75, 0.5], [0.5, 0.25]]
+    assert [line.get_color() for line in seeds] == [mean.get_color()] * 2
+    assert not axes.collections
+    legend = lines_of(axes)["single seeds"]
+    assert {line.get_linewidth() for line in seeds} == {legend.get_linewidth()}
+    assert legend.get_linewidth() < mean.get_linewidth()
+    (alone,) = top_row(draw(files[0]))
+    assert list(lines_of(alone)) == ["goat-seed1", "by chance", "training length"]
 
 
 @pytest.mark.parametrize(
