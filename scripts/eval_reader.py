@@ -175,6 +175,6 @@ def are_of_different_data(evaluations, data_of=data_of):
     return False
 
 
-def note_on_data(evaluations):
+def note_on_data(evaluations, data_of=data_of):
     """What a heading or the label of an axis adds where these do not compare, as the program's table does."""
-    return f" ({OF_DIFFERENT_DATA})" if are_of_different_data(evaluations) else ""
+    return f" ({OF_DIFFERENT_DATA})" if are_of_different_data(evaluations, data_of) else ""

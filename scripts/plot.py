@@ -14,7 +14,7 @@ from what `train_gpt_goat analyze --checkpoint RUN` has left in RUN/analysis:
 from files:
 
   plot.py eval FILE ...  what `eval --json FILE` measured, by length -> FILE.png (beside the first file)
-  plot.py extrapolation FILE ...  perplexity by length, the curves that stay flat in detail
+  plot.py extrapolation FILE ...  perplexity by length, curves of a narrow range in detail
   plot.py retrieval FILE ...  accuracy of tasks by length, mean over depths
   plot.py genome RUN     RUN/completions.json, from scripts/genome_completions.py: GC content, matches, bases
 
@@ -90,7 +90,7 @@ COMMANDS = {
         "evaluation", "perplexity, or a task's accuracy, by length", "the first FILE, as .png", (FILES,)
     ),
     "extrapolation": Command(
-        "extrapolation", "perplexity by length, with the flat curves in detail",
+        "extrapolation", "perplexity by length, curves of a narrow range in detail",
         "beside the first FILE, FILE_extrapolation.png", (FILES,),
     ),
     "retrieval": Command(

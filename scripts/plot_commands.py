@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import figure_file  # noqa: F401  before anything of matplotlib: it chooses the backend
+from console import DataError, some
 from eval_reader import read_evaluations
 from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
 from plot_eval import describe_eval, draw_kinds
@@ -80,17 +81,32 @@ def evaluation(arguments, warn):
     return Drawing(draw_kinds(evaluations), path_beside(arguments.files[0], "eval"), sentences)
 
 
-def beside_the_first(arguments, what, draw, describe):
-    evaluations = evaluations_of(arguments.files)
-    return Drawing({"": draw(evaluations)}, path_beside(arguments.files[0], what), describe(evaluations))
+def tasks_among(evaluations, is_task, warn):
+    """The evaluations of tasks, or those of perplexity: a file may hold both. Raises DataError if none is
+    there."""
+    drawn = [each for each in evaluations if each.is_task == is_task]
+    others = some(dict.fromkeys(str(each.path) for each in evaluations if each.is_task != is_task))
+    there = "perplexities: plot.py extrapolation" if is_task else "accuracies of tasks: plot.py retrieval"
+    if not drawn:
+        raise DataError(f"{others}: nothing to draw but {there}")
+    if others:
+        warn(f"warning: {others}: left out are {there}")
+    return drawn
+
+
+def beside_the_first(files, what, evaluations, draw, describe):
+    return Drawing({"": draw(evaluations)}, path_beside(files[0], what), describe(evaluations))
 
 
 def extrapolation(arguments, warn):
-    return beside_the_first(arguments, "extrapolation", draw_extrapolation, describe_extrapolation)
+    perplexities = tasks_among(evaluations_of(arguments.files), False, warn)
+    drawing = (draw_extrapolation, describe_extrapolation)
+    return beside_the_first(arguments.files, "extrapolation", perplexities, *drawing)
 
 
 def retrieval(arguments, warn):
-    return beside_the_first(arguments, "retrieval", draw_retrieval, describe_retrieval)
+    tasks = tasks_among(evaluations_of(arguments.files), True, warn)
+    return beside_the_first(arguments.files, "retrieval", tasks, draw_retrieval, describe_retrieval)
 
 
 def sink(arguments, warn):

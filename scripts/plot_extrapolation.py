@@ -1,20 +1,20 @@
-"""The figure of extrapolation: perplexity by length of several models, those that stay flat in detail."""
+"""The figure of extrapolation: perplexity by length of several models, narrow ranges in detail."""
 
 import numpy as np
-from console import DataError, count
-from eval_reader import note_on_data
+from console import DataError, count, some
 from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
 from plot_eval import by_length
-from seeds import Curve, check_same_settings, models_of
+from seeds import Curve, check_same_settings, models_of, note_on_models
 
-FLAT = 1.25  # a curve is flat if its perplexities differ by no more than this factor
+NARROW = 1.25  # a curve has a narrow range if its perplexities differ by no more than this factor
+HIGHEST = 1e3  # the axis ends at so many times the lowest perplexity
 INSET = (0.14, 0.5, 0.46, 0.44)  # left, bottom, width, height: shares of the axes; its labels are left of it
 INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, so that the inset hides none
 
 
-def is_flat(curve):
+def is_narrow(curve):
     finite = curve.mean[np.isfinite(curve.mean)]
-    return 1 < len(finite) == len(curve.mean) and finite.max() <= FLAT * finite.min()
+    return 1 < len(finite) == len(curve.mean) and finite.max() <= NARROW * finite.min()
 
 
 def groups_of(evaluations):
@@ -34,14 +34,11 @@ def curve_of(name, evaluations):
 
 
 def curves_of(evaluations):
-    """A curve for each model. Raises DataError for what has no perplexity to draw."""
-    for evaluation in evaluations:
-        if evaluation.is_task:
-            raise DataError(f"{evaluation.path}: holds a task's accuracies; draw them with: plot.py eval")
+    """A curve for each model. Raises DataError if none has a finite perplexity."""
     curves = [curve_of(name, members) for name, members in groups_of(evaluations)]
-    for curve in curves:
-        if not np.isfinite(curve.mean).any():
-            raise DataError(f"{curve.name}: no length has a finite loss; the model has diverged")
+    if not any(np.isfinite(curve.mean).any() for curve in curves):
+        names = some(curve.name for curve in curves)
+        raise DataError(f"{names}: no length has a finite loss; the model has diverged")
     return curves
 
 
@@ -51,16 +48,26 @@ def draw_curves(axes, curves, styles):
         curve.draw_band(axes, style)
 
 
+def scale_logarithmically(axes, curves):
+    """A model that has diverged leaves the view at the top: the others would be one line."""
+    with np.errstate(over="ignore"):  # in matplotlib's margins
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+    lowest = min(np.nanmin(curve.mean) for curve in curves if np.isfinite(curve.mean).any())
+    axes.set_ylim(max(low, 0.8 * lowest), min(high, HIGHEST * lowest))
+
+
 def make_room(axes, curves):
-    """Raises the upper end of the logarithmic axis until no curve passes behind the inset. False if that
-    is beyond float64."""
-    (left, right), (low, high) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
-    edge = left + INSET_END * (right - left)
+    """Raises the upper end of the logarithmic axis until no curve in the view passes behind the inset. False
+    if that is beyond float64."""
+    (left, right), (low, top) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
+    edge, high = left + INSET_END * (right - left), top
     for curve in curves:
         good = np.isfinite(curve.highest)
-        x, y = np.log(curve.lengths[good]), np.log(curve.highest[good])
-        behind = np.append(y[x <= edge], np.interp(edge, x, y))
-        high = max(high, low + (behind.max() - low) / CURVES_BELOW)
+        if good.any():
+            x, y = np.log(curve.lengths[good]), np.minimum(np.log(curve.highest[good]), top)
+            behind = np.append(y[x <= edge], np.interp(edge, x, y))
+            high = max(high, low + (behind.max() - low) / CURVES_BELOW)
     if high > np.log(np.finfo(np.float64).max):
         return False
     axes.set_ylim(top=np.exp(high))
@@ -68,7 +75,7 @@ def make_room(axes, curves):
 
 
 def draw_inset(axes, curves, styles, train_lengths):
-    """The flat curves on a linear axis, in the upper left."""
+    """The curves of a narrow range on a linear axis, in the upper left."""
     inset = axes.inset_axes(INSET)
     draw_curves(inset, curves, styles)
     inset.set_xscale("log", base=2)
@@ -78,38 +85,48 @@ def draw_inset(axes, curves, styles, train_lengths):
         inset.axvline(length, color=REFERENCE, linewidth=1, linestyle=DASHED)
     inset.grid(axis="y", color=GRID, linewidth=0.8)
     inset.tick_params(labelsize=7)
-    inset.set_title("those that stay flat, linear", fontsize=8)
+    inset.set_title(f"those within a factor of {NARROW:g}, linear", fontsize=8)
     return inset
 
 
 def draw_extrapolation(evaluations):
-    """All curves on a logarithmic axis, the flat ones again in an inset; on a linear axis if all are flat."""
+    """All curves on a logarithmic axis, those of a narrow range again in an inset; on a linear axis if all
+    are such."""
     curves = curves_of(evaluations)
     styles = [series_style(n) for n in range(len(curves))]
-    flat = [n for n, curve in enumerate(curves) if is_flat(curve)]
+    narrow = [n for n, curve in enumerate(curves) if is_narrow(curve)]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
         draw_curves(axes, curves, styles)
         by_length(axes, evaluations)
-        note = note_on_data(evaluations)
+        note = note_on_models(evaluations)
         axes.set_ylabel(f"perplexity{note}")
-        if len(flat) == len(curves):
+        if len(narrow) == len(curves):
             return figure
-        axes.set_yscale("log")
+        scale_logarithmically(axes, curves)
         axes.set_ylabel(f"perplexity (logarithmic){note}")
         plain_numbers(axes)
-        if flat and make_room(axes, curves):
+        if narrow and make_room(axes, curves):
             lengths = sorted({evaluation.train_length for evaluation in evaluations})
-            draw_inset(axes, [curves[n] for n in flat], [styles[n] for n in flat], lengths)
+            draw_inset(axes, [curves[n] for n in narrow], [styles[n] for n in narrow], lengths)
     return figure
+
+
+def sentence_of(curve):
+    is_finite = np.isfinite(curve.mean)
+    parts = []
+    if is_finite.any():
+        ends = dict.fromkeys(np.flatnonzero(is_finite)[[0, -1]])
+        parts.append(" and ".join(f"{shown(curve.mean[n])} at {curve.lengths[n]:,}" for n in ends))
+    if not is_finite.all():
+        parts.append(f"not finite at {some(f'{length:,}' for length in curve.lengths[~is_finite])}")
+    return f"{curve.name}: perplexity {', '.join(parts)}."
+
+
+def shown(perplexity):
+    return f"{perplexity:.3f}" if perplexity < 1e6 else f"{perplexity:.3g}"
 
 
 def describe_extrapolation(evaluations):
     """A sentence for each curve: from where to where its perplexity goes."""
-    sentences = []
-    for curve in curves_of(evaluations):
-        good = np.flatnonzero(np.isfinite(curve.mean))
-        ends = [f"{curve.mean[n]:.3f} at {curve.lengths[n]:,}" for n in dict.fromkeys(good[[0, -1]])]
-        flat = ", flat" if is_flat(curve) else ""
-        sentences.append(f"{curve.name}: perplexity {' and '.join(ends)}{flat}.")
-    return sentences
+    return [sentence_of(curve) for curve in curves_of(evaluations)]

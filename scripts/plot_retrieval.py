@@ -4,10 +4,9 @@ import re
 
 import numpy as np
 from console import DataError
-from eval_reader import note_on_data
 from figure_file import REFERENCE, STYLE, legend_below, literal, plt, series_style
 from plot_eval import show_lengths
-from seeds import THIN, Curve, check_same_settings, models_of
+from seeds import THIN, Curve, check_same_settings, models_of, note_on_models
 
 UNKNOWN = "task"  # what a task is called whose file does not name it
 ROWS = {
@@ -38,11 +37,9 @@ def without_task(task, names):
 
 
 def panels_of(evaluations):
-    """{task: its evaluations}, in their order. Raises DataError for what is no task."""
+    """{task: its evaluations}, in their order."""
     panels = {}
     for evaluation in evaluations:
-        if not evaluation.is_task:
-            raise DataError(f"{evaluation.path}: holds no task's accuracies; draw it with: plot.py eval")
         panels.setdefault(evaluation.task or UNKNOWN, []).append(evaluation)
     return panels
 
@@ -83,18 +80,22 @@ def draw_retrieval(evaluations):
                 draw_panel(axes, curves[task, key], styles, members, chance)
             row[0].set_ylabel(label)
         for axes, (task, members) in zip(grid[0], panels.items(), strict=True):
-            literal(axes.set_title(f"{task}{note_on_data(members)}"))
+            literal(axes.set_title(f"{task}{note_on_models(members)}"))
             axes.set_xlabel("")
         legend_below(figure, grid.flat)
     return figure
 
 
 def describe_retrieval(evaluations):
-    """A sentence for each curve: the shortest and the longest length."""
+    """A sentence for each model: the shortest and the longest length."""
     sentences = []
     for task, members in panels_of(evaluations).items():
-        for curve in curves_of(task, members):
-            ends = dict.fromkeys([0, len(curve.lengths) - 1])
-            shares = [f"{curve.mean[n]:.3f} at {curve.lengths[n]:,}" for n in ends]
-            sentences.append(f"{task}, {curve.name}: accuracy {' and '.join(shares)}.")
+        both = [curves_of(task, members, key) for key in ROWS]
+        for tokens, whole in zip(*both, strict=True):
+            shares = [
+                f"{tokens.mean[n]:.3f} of tokens, {whole.mean[n]:.3f} of whole answers at {length:,}"
+                for n, length in enumerate(tokens.lengths)
+                if length in tokens.lengths[[0, -1]]
+            ]
+            sentences.append(f"{task}, {tokens.name}: {'; '.join(shares)}.")
     return sentences

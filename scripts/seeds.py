@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError
-from eval_reader import are_of_different_data, data_of, names_of_evaluations
+from eval_reader import are_of_different_data, data_of, names_of_evaluations, note_on_data
 from run_reader import CONFIG, differing_keys, read_config
 
 SEED = re.compile(r"[-_. ]?seed[-_. ]?[0-9]+$")  # at the end of a run's name
@@ -52,6 +52,16 @@ def differing_settings(first, other):
 
 def data_without_seed(evaluation):
     return DRAWN_WITH.sub("", data_of(evaluation))
+
+
+def note_on_models(evaluations):
+    """As note_on_data. Models of the same seeds had the same samples, which each seed draws anew."""
+    seeds = {
+        tuple(sorted(found.group() for each in members if (found := SEED.search(each.run.name))))
+        for _, members in models_of(evaluations)
+    }
+    have_same = len(seeds) == 1 and seeds != {()}
+    return note_on_data(evaluations, data_without_seed if have_same else data_of)
 
 
 def check_same_settings(evaluations):
@@ -116,6 +126,7 @@ class Curve:
             axes.fill_between(self.lengths, self.seeds.min(axis=0), self.highest, **band)
 
     def draw_seeds(self, axes, style):
-        """A thin line for each seed, for figures in which bands would overlap."""
+        """A thin line for each seed, with the curve's dashes and marker, where bands would overlap."""
         if len(self.seeds) > 1:
-            axes.plot(self.lengths, self.seeds.T, color=style["color"], alpha=0.5, linewidth=THIN, zorder=1.5)
+            thin = {"alpha": 0.5, "linewidth": THIN, "markersize": 2.5, "zorder": 1.5}
+            axes.plot(self.lengths, self.seeds.T, **style, **thin)

@@ -1,4 +1,4 @@
-"""The figure of extrapolation: which curves are flat, the inset, seeds, and what is refused."""
+"""The figure of extrapolation: which curves are drawn in detail, the inset, seeds, and what is refused."""
 
 import json
 
@@ -71,10 +71,10 @@ def test_a_linear_axis_alone_if_all_are_flat_and_no_inset_if_none_is(tmp_path):
     assert broken.get_yscale() == "log" and not broken.child_axes
 
 
-def test_flat_is_a_factor_of_at_most_a_quarter_more(tmp_path):
-    for factor, is_flat in [(1.249, True), (1.251, False)]:
+def test_narrow_is_a_factor_of_at_most_a_quarter_more(tmp_path):
+    for factor, is_narrow in [(1.249, True), (1.251, False)]:
         path = losses(tmp_path / "a.json", ((128, 1.0), (512, 1.0 + np.log(factor))))
-        assert extrapolation.is_flat(extrapolation.curves_of(evaluations_of(path))[0]) == is_flat
+        assert extrapolation.is_narrow(extrapolation.curves_of(evaluations_of(path))[0]) == is_narrow
 
 
 def seed_files(tmp_path, configs=({}, {})):
@@ -227,18 +227,36 @@ def test_seeds_of_different_steps_are_refused(tmp_path):
         draw(*seeds)
 
 
-def test_a_loss_too_large_to_be_drawn_beside_leaves_the_inset_out(tmp_path):
+@pytest.mark.parametrize("step", [30, 350])  # nats, from a length to the next
+def test_a_diverged_model_leaves_the_view_of_the_others(tmp_path, step):
     flat = losses(tmp_path / "a.json", FLAT)
-    steep = losses(tmp_path / "b.json", [(n, 1.5 + 350 * i) for i, (n, _) in enumerate(FLAT)], run="steep")
+    broken = losses(tmp_path / "b.json", BROKEN, run="broken")
+    steep = losses(tmp_path / "c.json", [(n, 1.5 + step * i) for i, (n, _) in enumerate(FLAT)], run="steep")
+    lost = losses(tmp_path / "d.json", [(n, None) for n, _ in FLAT], run="lost")
+    axes = draw(flat, broken, steep, lost).axes[0]
+    assert [set(curves(inset)) for inset in axes.child_axes] == [{"mine"}]
+    low, high = np.log(axes.get_ylim())
+    assert (5.00 - 1.47) / (high - low) > 0.15  # what `broken` spans of the axis
+    sentences = extrapolation.describe_extrapolation(evaluations_of(broken, steep, lost))
+    assert sentences == [
+        "broken: perplexity 4.437 at 128 and 148.413 at 2,048.",
+        f"steep: perplexity 4.482 at 128 and {np.exp(1.5 + 2 * step):.3g} at 2,048.",
+        "lost: perplexity not finite at 128, 512, 2,048.",
+    ]
+
+
+def test_a_loss_near_the_largest_number_leaves_the_inset_out(tmp_path):
+    flat = losses(tmp_path / "a.json", ((128, 700.0), (512, 700.1)))
+    steep = losses(tmp_path / "b.json", ((128, 700.0), (512, 709.0)), run="steep")
     (axes,) = draw(flat, steep).axes
     assert not axes.child_axes and np.isfinite(axes.get_ylim()).all()
     (one,) = extrapolation.curves_of(evaluations_of(losses(tmp_path / "c.json", FLAT[:1])))
-    assert not extrapolation.is_flat(one)
+    assert not extrapolation.is_narrow(one)
 
 
 def test_what_has_no_perplexity_is_refused(tmp_path, fails):
     task = answers(tmp_path / "a.json", [(256, None, 0.5, 0.25)])
-    assert "plot.py eval" in fails(3, "extrapolation", task)
+    assert "plot.py retrieval" in fails(3, "extrapolation", task)
     assert "has diverged" in fails(3, "extrapolation", losses(tmp_path / "b.json", ((128, None),)))
     (tmp_path / "c.json").write_text("{")
     assert "eval --json" in fails(3, "extrapolation", tmp_path / "c.json")
@@ -248,8 +266,10 @@ def test_what_has_no_perplexity_is_refused(tmp_path, fails):
 def test_a_length_without_a_finite_loss_leaves_a_gap(tmp_path):
     path = losses(tmp_path / "a.json", ((128, 1.0), (512, None), (2048, 1.1)))
     (curve,) = extrapolation.curves_of(evaluations_of(path))
-    assert np.isnan(curve.mean).tolist() == [False, True, False] and not extrapolation.is_flat(curve)
+    assert np.isnan(curve.mean).tolist() == [False, True, False] and not extrapolation.is_narrow(curve)
     draw(path, losses(tmp_path / "b.json", FLAT, run="flat"))
+    (sentence,) = extrapolation.describe_extrapolation(evaluations_of(path))
+    assert sentence == "mine: perplexity 2.718 at 128 and 3.004 at 2,048, not finite at 512."
 
 
 def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, capsys):
@@ -257,4 +277,4 @@ def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, ca
     assert plot.main(["extrapolation", str(path)]) == 0
     where, sentence = capsys.readouterr().out.splitlines()
     assert where == str(tmp_path / "a_extrapolation.png")
-    assert sentence == "mine: perplexity 4.482 at 128 and 4.349 at 2,048, flat."
+    assert sentence == "mine: perplexity 4.482 at 128 and 4.349 at 2,048."

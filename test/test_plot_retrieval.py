@@ -7,7 +7,7 @@ import plot
 import plot_retrieval
 from console import DataError
 from fabricated_run import fails, no_figure_stays_open  # fixtures
-from test_plot_eval import answers, losses
+from test_plot_eval import answers, losses, together
 from test_plot_extrapolation import evaluations_of
 
 # (length, depth, accuracy of tokens, of whole answers)
@@ -75,7 +75,8 @@ def test_seeds_are_one_curve_with_a_thin_line_for_each(tmp_path):
     mean, *seeds = (line for line in axes.lines if list(line.get_xdata()) == [256, 512])
     assert mean.get_label() == "goat" and list(mean.get_ydata()) == [0.625, 0.375]
     assert [list(line.get_ydata()) for line in seeds] == [[0.75, 0.5], [0.5, 0.25]]
-    assert [line.get_color() for line in seeds] == [mean.get_color()] * 2
+    for look in ("get_color", "get_linestyle", "get_marker"):
+        assert [getattr(line, look)() for line in seeds] == [getattr(mean, look)()] * 2
     assert not axes.collections
     legend = lines_of(axes)["single seeds"]
     assert {line.get_linewidth() for line in seeds} == {legend.get_linewidth()}
@@ -106,6 +107,19 @@ def test_different_data_are_said_in_the_title(tmp_path):
         assert draw(one, other).axes[0].get_title() == title
 
 
+def test_samples_of_the_same_seeds_are_the_same_data(tmp_path):
+    def title(*runs):
+        files = [
+            answers(tmp_path / f"{run}.json", FAR, run=run, task="niah", data=f"niah, seed {run[-1]}")
+            for run in runs
+        ]
+        return draw(*files).axes[0].get_title()
+
+    assert title("a-seed1", "a-seed2", "b-seed2", "b-seed1") == title("a-seed1", "b-seed1") == "niah"
+    for runs in (("a-seed1", "b-seed2"), ("a-seed1", "a-seed2", "b-seed1"), ("a1", "b2")):
+        assert title(*runs) == "niah (of different data)"
+
+
 def test_other_depths_samples_or_lengths_of_answers_are_other_data(tmp_path):
     def panel(cells, **more):
         one = answers(tmp_path / "a.json", NEAR, run="a", task="niah", answer_length=12)
@@ -132,9 +146,25 @@ def test_an_accuracy_that_is_missing_leaves_a_gap(tmp_path):
     assert np.isnan(lines_of(axes)["mine"].get_ydata()).tolist() == [True, False]
 
 
-def test_perplexities_are_refused(tmp_path, fails):
-    assert "plot.py eval" in fails(3, "retrieval", losses(tmp_path / "a.json"))
+def test_perplexities_alone_are_refused(tmp_path, fails):
+    assert "plot.py extrapolation" in fails(3, "retrieval", losses(tmp_path / "a.json"))
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_of_a_file_with_tasks_and_perplexities_each_command_draws_its_own(tmp_path, capsys):
+    both = together(
+        tmp_path / "all.json",
+        losses(tmp_path / "a.json", run="text"),
+        answers(tmp_path / "b.json", FAR, run="needle", task="niah"),
+    )
+    for command, drawn, left_out in (
+        ("retrieval", "niah, needle", "perplexities: plot.py extrapolation"),
+        ("extrapolation", "text", "accuracies of tasks: plot.py retrieval"),
+    ):
+        assert plot.main([command, str(both)]) == 0
+        out, err = capsys.readouterr()
+        assert out.splitlines()[1].startswith(f"{drawn}: ") and len(out.splitlines()) == 2
+        assert err == f"plot.py: warning: {both}: left out are {left_out}\n"
 
 
 def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, capsys):
@@ -142,4 +172,5 @@ def test_the_command_writes_beside_the_first_file_and_says_the_ends(tmp_path, ca
     assert plot.main(["retrieval", str(path)]) == 0
     where, sentence = capsys.readouterr().out.splitlines()
     assert where == str(tmp_path / "a_retrieval.png")
-    assert sentence == "passkey, goat: accuracy 0.750 at 256 and 0.500 at 512."
+    ends = "0.750 of tokens, 0.125 of whole answers at 256; 0.500 of tokens, 0.000 of whole answers at 512"
+    assert sentence == f"passkey, goat: {ends}."
