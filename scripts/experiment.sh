@@ -8,12 +8,13 @@
 #   experiment       calls runs for each model
 #   small            settings of a tiny model on those files, for --small
 #   small_lengths    what such a model is evaluated at
+#   by_length        what plot.py draws of all evaluations (default: extrapolation)
 # All of it works in the folder that --folder names: data/ and runs/ are made there.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 script=scripts/$(basename "$0")
-is_small="" is_check="" folder="" attentions=${attentions:-goat} trainer=() settings=()
+is_small="" is_check="" folder="" by_length=${by_length:-extrapolation} attentions=${attentions:-goat} trainer=() settings=()
 files=files # of --small: small_data.py makes them in the formats of the real ones
 
 # What --small may take for `small` and `small_lengths`.
@@ -124,14 +125,21 @@ draw() {
   shift
   say "drawing"
   "$python" "$root/scripts/plot.py" loss "$@" --out "$figures/loss.png"
-  "$python" "$root/scripts/plot.py" eval "${@/%//eval.json}" --out "$figures/eval.png"
+  local kind run
+  for kind in $by_length; do
+    "$python" "$root/scripts/plot.py" "$kind" "${@/%//eval.json}" --out "$figures/$kind.png"
+  done
   for run in "$@"; do
     if grep -q '^attention = "goat["+]' "$run/config.toml"; then "$python" "$root/scripts/plot.py" prior "$run"; fi
   done
 }
 
-# runs PRESET LENGTHS OPTIONS...: trains, evaluates and draws a model for each attention: runs/PRESET for goat,
-# runs/PRESET_rope beside it. OPTIONS go to the evaluation.
+# run_of PRESET ATTENTION: runs/PRESET for goat, runs/PRESET_rope beside it
+run_of() {
+  if [[ $2 == goat ]]; then echo "runs/$1"; else echo "runs/$1_$2"; fi
+}
+
+# runs PRESET LENGTHS OPTIONS...: trains, evaluates and draws a model for each attention. OPTIONS go to the evaluation.
 runs() {
   local preset=$1 lengths=$2 all=()
   for attention in $attentions; do
@@ -140,8 +148,8 @@ runs() {
         --print-config >/dev/null
       continue
     fi
-    local run=runs/$preset
-    [[ $attention == goat ]] || run+=_$attention
+    local run
+    run=$(run_of "$preset" "$attention")
     train "$run" "$preset" --set "model.attention=$attention"
     evaluate "$run" "$lengths" "${@:3}"
     all+=("$run")

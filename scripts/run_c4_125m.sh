@@ -14,6 +14,6 @@ prepare_data() {
     prepare c4 c4
   fi
 }
-experiment() { runs c4_125m "$(lengths 2048,4096,8192,16384,32768)"; }
+experiment() { runs c4_125m "$(lengths 2048,4096,8192,16384,32768)" --protocol both; }
 
 main "$@"

@@ -14,6 +14,6 @@ prepare_data() {
     prepare fineweb fineweb
   fi
 }
-experiment() { runs fineweb_1b "$(lengths 2048,4096,8192,16384,32768)"; }
+experiment() { runs fineweb_1b "$(lengths 2048,4096,8192,16384,32768)" --protocol both; }
 
 main "$@"

@@ -5,6 +5,7 @@ losses, accuracies and priors."
 space=8
 places="runs/passkey* runs/niah*"
 attentions="goat rope"
+by_length="eval retrieval"
 # shellcheck source=scripts/experiment.sh
 source "$(dirname "$0")/experiment.sh"
 small=(--set model.layers=1 --set model.heads=2 --set model.width=64 --set data.seq_len=128 "${small_training[@]}")

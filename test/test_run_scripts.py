@@ -23,8 +23,13 @@ def start(script, folder, *options, **environment):
     )
 
 
+def evaluations_of(run):
+    contents = json.loads((run / "eval.json").read_text())
+    return contents.get("evaluations", [contents])
+
+
 def lengths_of(run):
-    return [row["length"] for row in json.loads((run / "eval.json").read_text())["results"]]
+    return [row["length"] for each in evaluations_of(run) for row in each["results"]]
 
 
 def assert_drawn(folder, *names):
@@ -45,17 +50,21 @@ def test_from_files_to_figures(tmp_path, script, preset, data):
     assert f"== preparing data/{data}\n" in done.stdout
     run, meta = tmp_path / "runs" / preset, json.loads((tmp_path / "data" / data / "meta.json").read_text())
     assert meta["train_tokens"] > 0 and meta["val_tokens"] > 0
-    assert lengths_of(run) == [64, 128, 256]
+    assert [each["protocol"] for each in evaluations_of(run)] == ["recut", "paper"]
+    assert lengths_of(run) == [64, 128, 256] * 2
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 30 and summary["val_loss"] < 6
     assert_drawn(run, "figures/prior.png")
-    assert_drawn(tmp_path / "runs" / f"{preset}_figures", "loss.png", "eval.png")
+    assert_drawn(tmp_path / "runs" / f"{preset}_figures", "loss.png", "extrapolation.png")
 
 
 def test_what_is_complete_is_not_done_again(tmp_path):
     for _ in range(2):
         done = start("run_genome.sh", tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
+    completed = json.loads((tmp_path / "runs/genome_25m/completions.json").read_text())
+    assert completed["step"] == 30 and len(completed["prompts"]) == 3
+    assert_drawn(tmp_path / "runs/genome_25m", "figures/genome.png")
     for line in ("data/genome is there", "runs/genome_25m is trained", "runs/genome_25m is evaluated"):
         assert f"== {line}\n" in done.stdout
     assert "checkpoint " not in done.stdout
@@ -68,7 +77,7 @@ def test_tasks_with_two_kinds_of_attention(tmp_path):
     for task, depths in (("passkey", 1), ("niah", 5)):
         for run in (runs / task, runs / f"{task}_rope"):
             assert lengths_of(run) == [128] * depths + [256] * depths
-        assert_drawn(runs / f"{task}_figures", "loss.png", "eval.png")
+        assert_drawn(runs / f"{task}_figures", "loss.png", "eval.png", "retrieval.png")
         assert_drawn(runs / task, "figures/prior.png")
         assert not (runs / f"{task}_rope" / "figures" / "prior.png").exists()
 
