@@ -4,7 +4,8 @@ r"""Repeats the published experiments at small scale: trains and evaluates every
   reproduce.py extrapolation    perplexity far beyond the training length, 13 kinds of positions, 3 seeds
   reproduce.py retrieval        passkey and needle in a haystack, 8 kinds of positions, 7 with 3 seeds
   reproduce.py ablations        the prior's ranks, bases, start, frequencies, slopes and learning rate
-  reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds
+  reproduce.py genome           bits a base of a virus' genome, 4 kinds of positions, 3 seeds; completions
+  reproduce.py signal           what attention makes of content and positions, 4 kinds of positions
   reproduce.py STUDY --table    the tables of what is finished, as Markdown; trains nothing
   reproduce.py STUDY --table --against ROW   differences from one row, seed by seed
 
@@ -45,6 +46,7 @@ from study_tables import tables_of
 from whole_file import replace_file
 
 STOPPED_AFTER_SAVING = 4
+COMPLETIONS = "scripts/genome_completions.py"
 
 warn = partial(console.warn, "reproduce.py")
 
@@ -62,15 +64,15 @@ class Workers:
     def may_start(self):
         return not self.stopped and time.monotonic() < self.deadline
 
-    def call(self, arguments, log):
-        """Runs the program, which adds what it prints to `log`. Returns whether it has done all that it was
-        asked for, and not been stopped. Raises ScriptError if it failed."""
+    def call(self, arguments, log, program=None):
+        """Runs the program, or another one, which adds what it prints to `log`. Returns whether it has done
+        all that it was asked for, and not been stopped. Raises ScriptError if it failed."""
         with open(log, "ab") as file:
             with self.lock:
                 if self.stopped:
                     return False
                 process = subprocess.Popen(
-                    [program_path(), *arguments],
+                    [*(program or [program_path()]), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -145,10 +147,20 @@ def evaluate(experiment, run, workers, log):
     return found
 
 
-def analyze(run, workers, log):
-    """analysis.json, or None if it was stopped."""
-    is_done = workers.call(["analyze", "--checkpoint", str(run)], log)
+def analyze(experiment, run, workers, log):
+    """analysis.json, {} where none is kept, or None if it was stopped."""
+    if experiment.analysis is None:
+        return {}
+    is_done = workers.call(["analyze", "--checkpoint", str(run), *experiment.analysis], log)
     return read_json(run / "analysis" / "analysis.json") if is_done else None
+
+
+def complete(experiment, run, workers, log):
+    """completions.json, {} where none is kept, or None if it was stopped."""
+    if not experiment.is_completed:
+        return {}
+    is_done = workers.call([str(run)], log, [sys.executable, str(ROOT / COMPLETIONS)])
+    return read_json(run / "completions.json") if is_done else None
 
 
 def commands_of(experiment):
@@ -158,9 +170,13 @@ def commands_of(experiment):
         yield f"./train_gpt_goat {shlex.join(words)}"
     for name, options in experiment.evaluations.items():
         yield f"./train_gpt_goat eval --checkpoint {run} {shlex.join(options)} --json {run}/{name}.json"
+    if experiment.analysis is not None:
+        yield shlex.join(["./train_gpt_goat", "analyze", "--checkpoint", str(run), *experiment.analysis])
+    if experiment.is_completed:
+        yield f".venv/bin/python {COMPLETIONS} {run}"
 
 
-def result_of(experiment, run, evaluations, analysis):
+def result_of(experiment, run, found):
     metrics = read_metrics(run)
     validation = [(entry["step"], entry["val_loss"]) for entry in metrics if "val_loss" in entry]
     return {
@@ -172,8 +188,7 @@ def result_of(experiment, run, evaluations, analysis):
         "commands": list(commands_of(experiment)),
         "summary": read_summary(run),
         "validation": validation,
-        "evaluations": evaluations,
-        "analysis": analysis,
+        **found,
     }
 
 
@@ -187,11 +202,13 @@ def finish(experiment, folders, workers):
     begin = time.monotonic()
     if not train(experiment, run, workers, log):
         return False
-    evaluations = evaluate(experiment, run, workers, log)
-    analysis = analyze(run, workers, log) if experiment.is_analyzed else {}
-    if evaluations is None or analysis is None:
+    found = {
+        name: look(experiment, run, workers, log)
+        for name, look in (("evaluations", evaluate), ("analysis", analyze), ("completions", complete))
+    }
+    if None in found.values():
         return False
-    result = result_of(experiment, run, evaluations, analysis)
+    result = result_of(experiment, run, found)
     replace_file(file_of(folders, experiment), (json.dumps(result, indent=1) + "\n").encode())
     console.say(f"{experiment.name}: finished after {(time.monotonic() - begin) / 60:.1f} minutes")
     return True

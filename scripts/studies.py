@@ -14,7 +14,8 @@ class Experiment:
     preset: str
     settings: dict  # what differs from the preset, by section.key
     evaluations: dict  # name: options of `eval`
-    is_analyzed: bool = False  # whether the spectrum of its prior is kept, too
+    analysis: list | None = None  # options of `analyze`, where what it finds is kept, too
+    is_completed: bool = False  # whether it continues pieces of a genome
     group: str = ""  # the table within the study
     first: dict = field(default_factory=dict)  # what differs in a run before, whose weights it starts with
     row: str = ""  # of the table, where that is not the variant
@@ -50,14 +51,26 @@ PERPLEXITY = {"eval": ["--lengths", LENGTHS, "--tokens", "65536"]}
 
 def text_model(study, variant, settings, seed):
     """A model of the preset `shakespeare`, evaluated on the same 65,536 bytes at each length."""
-    has_prior = "goat" in settings["model.attention"]
+    analysis = [] if "goat" in settings["model.attention"] else None  # of the prior
     return Experiment(
-        study, variant, seed, "shakespeare", settings | {"train.seed": seed}, PERPLEXITY, has_prior
+        study, variant, seed, "shakespeare", settings | {"train.seed": seed}, PERPLEXITY, analysis
     )
 
 
 def extrapolation():
     return [text_model("extrapolation", *each, seed) for seed in SEEDS for each in VARIANTS.items()]
+
+
+def signal():
+    """What attention makes of content and positions, at 8 times the training length."""
+    return [
+        replace(
+            text_model("signal", name, VARIANTS[name], seed=1),
+            evaluations={},
+            analysis=["--length", "1024"],
+        )
+        for name in ("goat", "goat, lr x20", "alibi", "rope")
+    ]
 
 
 # The prior's settings, changed alone or together, and the peers whose positions learn faster, too. The preset
@@ -191,6 +204,7 @@ def genome():
             "genome_25m",
             SMALL_GENOME | VARIANTS[variant] | {"train.seed": seed},
             {"eval": ["--lengths", "256,512,1024,1499"]},
+            is_completed=seed == SEEDS[0],
         )
         for seed in SEEDS
         for variant in ("goat", "alibi", "rope", "none")
@@ -202,4 +216,5 @@ STUDIES = {
     "retrieval": retrieval(),
     "ablations": ablations(),
     "genome": genome(),
+    "signal": signal(),
 }

@@ -29,7 +29,7 @@ def mean_and_spread(values, digits):
         return "–"
     if np.isinf(values).any():
         return "inf"
-    mean = f"{values.mean():.{digits}f}"
+    mean = f"{values.mean():,.{digits}f}"
     return f"{mean} ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
@@ -88,8 +88,32 @@ def perplexities(result):
         return {length: float(np.exp(loss)) for length, loss in at_lengths(result, "nll").items()}
 
 
-def extrapolation_tables(results, lengths):
+def perplexity_tables(results, lengths):
     return f"Perplexity by length{lengths.note}:\n\n{lengths.table(results, perplexities, 3)}"
+
+
+def value_table(results, columns):
+    """A row for each variant. columns: {heading: (function of a result, digits)}; means over seeds."""
+    rows = []
+    for variant, group in by_variant(results).items():
+        cells = [
+            mean_and_spread([value(each) for each in group], digits) for value, digits in columns.values()
+        ]
+        rows.append([variant, *cells])
+    return table(["positions", *columns], rows)
+
+
+def extrapolation_tables(results, lengths):
+    perplexity = perplexity_tables(results, lengths)
+    if lengths.against:
+        return perplexity
+    columns = {
+        "memory (MB)": (lambda result: result["summary"]["memory_bytes"] / 1e6, 2),
+        "parameters": (lambda result: result["summary"]["parameters"], 0),
+    }
+    one_each = [group[0] for group in by_variant(results).values()]  # all seeds take the same
+    memory = value_table(one_each, columns)
+    return f"{perplexity}\n\nMemory of training, by the plan:\n\n{memory}"
 
 
 def genome_tables(results, lengths):
@@ -99,7 +123,33 @@ def genome_tables(results, lengths):
     rows = results[0]["evaluations"]["eval"]["results"]
     tokens = ", ".join(f"{row['tokens']:,} at {row['length']:,}" for row in rows)
     heading = f"Bits a base by length{lengths.note}, of the first bases of each record ({tokens})"
-    return f"{heading}:\n\n{lengths.table(results, bits, 3)}"
+    text = f"{heading}:\n\n{lengths.table(results, bits, 3)}"
+    completed = [result for result in results if result.get("completions")]
+    if lengths.against or not completed:
+        return text
+    columns = {
+        "Pearson's r of the GC content": (lambda result: result["completions"]["mean_pearson_r"], 3),
+        "bases that match": (lambda result: result["completions"]["mean_matches"], 3),
+    }
+    return f"{text}\n\nCompletions, seed 1:\n\n{value_table(completed, columns)}"
+
+
+def signal_tables(results, lengths):
+    if lengths.against:
+        raise DataError("--against is for tables by length")
+
+    def mean_of(key):
+        return lambda result: np.mean([head["signal_vs_sink"][key] for head in result["analysis"]["by_head"]])
+
+    columns = {
+        "content range (nats)": (mean_of("omega"), 2),
+        "p of the first key": (mean_of("p_first"), 4),
+        "largest p": (mean_of("p_max"), 3),
+        "mass of the last 128 keys": (mean_of("mass_last_128"), 3),
+    }
+    analysis = results[0]["analysis"]
+    heading = f"Attention of queries {analysis['first_row']:,} to {analysis['length'] - 1:,}, mean over heads"
+    return f"{heading}:\n\n{value_table(results, columns)}"
 
 
 def retrieval_tables(results, lengths):
@@ -117,8 +167,9 @@ def retrieval_tables(results, lengths):
 TABLES = {
     "extrapolation": extrapolation_tables,
     "retrieval": retrieval_tables,
-    "ablations": extrapolation_tables,
+    "ablations": perplexity_tables,
     "genome": genome_tables,
+    "signal": signal_tables,
 }
 
 

@@ -16,6 +16,7 @@ import reproduce
 import studies
 import study_tables
 from conftest import REPOSITORY
+from prepared import write_shard
 from program import as_settings
 from run_reader import read_config
 
@@ -34,8 +35,9 @@ LENGTHS = ["--lengths", "16,32", "--tokens", "64"]
 
 def tiny(variant, seed=1, **changes):
     settings = TINY | studies.VARIANTS[variant] | {"train.seed": seed} | changes
+    analysis = ["--length", "32"] if variant == "goat" else None
     return studies.Experiment(
-        "extrapolation", variant, seed, "copy_mixture", settings, {"eval": LENGTHS}, variant == "goat"
+        "extrapolation", variant, seed, "copy_mixture", settings, {"eval": LENGTHS}, analysis
     )
 
 
@@ -68,9 +70,26 @@ def test_a_finished_model_is_one_file_with_what_the_program_wrote(start, tmp_pat
         assert [row["length"] for row in result["evaluations"]["eval"]["results"]] == [16, 32]
         assert result["seed"] == seed and result["settings"]["train.seed"] == seed
         assert result["validation"][-1] == [4, result["summary"]["val_loss"]]
-    analysis = tmp_path / "runs/extrapolation/goat-seed1/analysis/analysis.json"
-    assert result_of(tmp_path, "goat-seed1")["analysis"] == json.loads(analysis.read_text())
-    assert result_of(tmp_path, "rope-seed2")["analysis"] == {}
+    analysis = json.loads((tmp_path / "runs/extrapolation/goat-seed1/analysis/analysis.json").read_text())
+    assert analysis["length"] == 32
+    assert [result_of(tmp_path, name)["analysis"] for name in ("goat-seed1", "rope-seed2")] == [analysis, {}]
+
+
+def test_a_model_of_a_genome_leaves_its_completions(start, tmp_path, rng):
+    for part in ("train", "val"):
+        write_shard(tmp_path / f"{part}_000000.bin", rng.choice([0, 1, 2, 4], size=2000))
+    data = {f"data.{part}": str(tmp_path / f"{part}_*.bin") for part in ("train", "val")}
+    experiment = dataclasses.replace(
+        tiny("rope", **data, **{"data.record_tokens": 500}), preset="genome_25m", is_completed=True
+    )
+    code, _, errors = start([experiment])
+    assert (code, errors) == (0, "")
+    result = result_of(tmp_path, "rope-seed1")
+    written = tmp_path / "runs/extrapolation/rope-seed1/completions.json"
+    assert result["completions"] == json.loads(written.read_text())
+    assert [len(each["completions"]) for each in result["completions"]["prompts"]] == [3, 3, 3]
+    command = ".venv/bin/python scripts/genome_completions.py runs/extrapolation/rope-seed1"
+    assert result["commands"][-1] == command
 
 
 @pytest.mark.parametrize("first", [{}, {"data.seq_len": 8}], ids=["alone", "after another run"])
@@ -243,6 +262,7 @@ def invented(variant, seed, rows, preset="shakespeare"):
         "seed": seed,
         "preset": preset,
         "evaluations": {"eval": {"results": results}},
+        "summary": {"memory_bytes": 2_000_000, "parameters": 1000},
     }
 
 
@@ -260,6 +280,51 @@ def test_perplexities_are_means_and_deviations_over_seeds():
         "| goat | 2 | 4.500 ± 0.707 | 5.000 ± 0.000 |\n"
         "| none | 1 | 4.000 | 4.000 |"
     )
+
+
+def test_memory_stands_below_the_perplexities():
+    results = [invented(name, seed, [(128, 1.0, {})]) for name in ("goat", "none") for seed in (1, 2)]
+    for result in results[:2]:
+        result["summary"] = {"memory_bytes": 2_346_000, "parameters": 1001}
+    text = study_tables.tables_of("extrapolation", results)
+    assert "| positions | memory (MB) | parameters |\n" in text
+    assert "\n| goat | 2.35 | 1,001 |\n| none | 2.00 | 1,000 |\n" in text
+    for other in (
+        study_tables.tables_of("ablations", results),
+        study_tables.tables_of("extrapolation", results, "none"),
+    ):
+        assert "memory" not in other
+
+
+def test_completions_stand_below_the_bits():
+    rows = [(256, 2 * math.log(2), {"tokens": 1000})]
+    results = [invented(name, seed, rows) for name in ("goat", "none") for seed in (1, 2)]
+    results[0]["completions"] = {"mean_pearson_r": -0.1234, "mean_matches": 0.2567}
+    results[1]["completions"] = {}
+    text = study_tables.tables_of("genome", results)
+    assert "Bits a base by length, of the first bases of each record (1,000 at 256)" in text
+    assert "| goat | 2 | 2.000 ± 0.000 |" in text
+    assert text.count("| goat |") == 2 and "\n| goat | -0.123 | 0.257 |\n" in text
+    assert "Completions" not in study_tables.tables_of("genome", results, "none")
+
+
+def test_attention_is_the_mean_over_heads_and_seeds():
+    keys = ("omega", "p_first", "p_max", "mass_last_128")
+
+    def model(seed, *heads):
+        by_head = [{"signal_vs_sink": dict(zip(keys, head, strict=True))} for head in heads]
+        analysis = {"first_row": 32, "length": 1024, "by_head": by_head}
+        return {"variant": "rope", "seed": seed, "analysis": analysis}
+
+    results = [
+        model(1, (1.0, 0.1, 0.2, 0.5), (2.0, 0.3, 0.4, 1.0)),  # means 1.5, 0.2, 0.3, 0.75
+        model(2, (3.5, 0.2, 0.5, 0.25), (3.5, 0.2, 0.3, 0.25)),  # 3.5, 0.2, 0.4, 0.25
+    ]
+    text = study_tables.tables_of("signal", results)
+    assert text.startswith("Attention of queries 32 to 1,023, mean over heads:\n\n| positions | content")
+    assert "| rope | 2.50 ± 1.41 | 0.2000 ± 0.0000 | 0.350 ± 0.071 | 0.500 ± 0.354 |" in text
+    with pytest.raises(study_tables.DataError, match="--against is for tables by length"):
+        study_tables.tables_of("signal", results, "rope")
 
 
 def test_differences_are_those_of_the_same_seed():

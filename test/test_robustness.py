@@ -2,6 +2,7 @@
 leaves nothing behind."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -194,9 +195,9 @@ def test_damaged_optimizer_state_keeps_nobody_from_looking_at_the_model_but_from
     assert "optimizer.safetensors" in run_binary("--resume", "--out", tmp_path / "run", code=3).stderr
 
 
-def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binary, binary, tmp_path, trained):
-    """The files are rewritten with matching checksums, as another program might: only then are the shapes
-    themselves in question."""
+@pytest.fixture
+def rewritable(tmp_path, trained):
+    """A checkpoint, its tensors, and rewrite(tensors): with matching checksums, as another program might."""
     xxhash = pytest.importorskip("xxhash")
     shutil.copytree(trained, tmp_path / "run")
     folder = tmp_path / "run/checkpoints/step_00000012"
@@ -212,7 +213,20 @@ def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binar
         state["xxh3_64"] = xxhash.xxh3_64_hexdigest(compact.encode())
         (folder / "state.json").write_text(json.dumps(state))
 
-    good = load_file(folder / "model.safetensors")
+    return folder, load_file(folder / "model.safetensors"), rewrite
+
+
+def test_a_huge_loss_leaves_the_table_of_perplexities_narrow(run_binary, rewritable):
+    folder, good, rewrite = rewritable
+    rewrite(good | {"final_norm.weight": 300 * good["final_norm.weight"]})
+    *_, row = run_binary("eval", "--checkpoint", folder).stdout.rstrip().splitlines()
+    loss, perplexity = map(float, row.split()[3:5])
+    assert perplexity == pytest.approx(math.exp(loss), rel=1e-3) and perplexity > 1e20
+    assert len(row) < 80
+
+
+def test_a_model_of_other_shapes_or_types_is_refused_naming_the_tensor(run_binary, rewritable):
+    folder, good, rewrite = rewritable
     name = "blocks.0.attn.q.weight"
     rewrite(good)
     run_binary("eval", "--checkpoint", folder)

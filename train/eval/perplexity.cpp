@@ -154,9 +154,10 @@ void print_row(const Row& row, bool first) {
     std::printf("%9s %10s %12s %9s %11s%s%s\n", "length", "sequences", "tokens", "loss", "perplexity",
                 row.unit.empty() ? "" : ("   bits/" + row.unit).c_str(),
                 row.bayes_optimal ? "  optimal loss" : "");
-  std::printf("%9lld %10lld %12lld %9.4f %11.4f", static_cast<long long>(row.cut.length),
-              static_cast<long long>(row.cut.sequences), static_cast<long long>(row.tokens), row.nll,
-              std::exp(row.nll));
+  std::printf("%9lld %10lld %12lld %9.4f", static_cast<long long>(row.cut.length),
+              static_cast<long long>(row.cut.sequences), static_cast<long long>(row.tokens), row.nll);
+  const double perplexity = std::exp(row.nll);
+  std::printf(perplexity < 1e6 ? " %11.4f" : " %11.4g", perplexity);
   if (!row.unit.empty()) std::printf(" %11.4f", row.nll / std::numbers::ln2);
   if (row.bayes_optimal) std::printf(" %13.4f", *row.bayes_optimal);
   std::printf("\n");
