@@ -1,5 +1,6 @@
 """Reads what `train_gpt_goat eval --json` wrote: evaluations, the runs they are of, and what to call them."""
 
+import json
 import re
 import shlex
 from collections import defaultdict
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError
 from run_names import names_of, real, shown
-from run_reader import finite, parse_json, read_bytes
+from run_reader import MANIFEST, check_run_folder, finite, parse_json, read_bytes
 
 EVALUATION = "eval.json"  # in a run's folder
 LARGEST_FILE = 256 << 20  # bytes
@@ -76,6 +77,8 @@ def read_evaluations(path):
     if path.is_dir():
         path = path / EVALUATION
     if path.name == EVALUATION and not path.exists():
+        if not (path.parent / MANIFEST).exists():  # no checkpoint on its own
+            check_run_folder(path.parent)
         run, file = (shlex.quote(str(each)) for each in (path.parent, path))
         command = f"./train_gpt_goat eval --checkpoint {run} --json {file}"
         raise UsageError(f"{path}: is not there yet; this makes it: {command}")
@@ -100,6 +103,11 @@ def read_evaluations(path):
     for name, evaluation in zip(names_of_evaluations(evaluations), evaluations, strict=True):
         evaluation.label = f"{path}: {name}"
     return evaluations
+
+
+def each_once(evaluations):
+    """What is there twice counts once: the same file, or files with the same evaluation."""
+    return list({json.dumps(each.contents, sort_keys=True): each for each in evaluations}.values())
 
 
 # Runs

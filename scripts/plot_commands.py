@@ -5,7 +5,7 @@ from pathlib import Path
 
 import figure_file  # noqa: F401  before anything of matplotlib: it chooses the backend
 from console import DataError, some
-from eval_reader import read_evaluations
+from eval_reader import each_once, read_evaluations
 from plot_cost import costs_of, describe_cost, draw_cost, title_of, without_memory
 from plot_eval import describe_eval, draw_kinds
 from plot_extrapolation import describe_extrapolation, draw_extrapolation
@@ -65,7 +65,7 @@ def loss(arguments, warn):
 
 
 def evaluations_of(files):
-    return [evaluation for file in files for evaluation in read_evaluations(file)]
+    return each_once([evaluation for file in files for evaluation in read_evaluations(file)])
 
 
 def path_beside(file, what):

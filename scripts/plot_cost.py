@@ -181,7 +181,12 @@ def without_memory(costs):
     return [cost for cost in costs if cost.memory is None]
 
 
-def draw_bars(axes, costs, values, label, number):
+def four_digits(value):
+    """A number above 0 with 4 significant digits or, where more stand before its point, with those."""
+    return f"{value:,.{max(0, 3 - math.floor(math.log10(value)))}f}"
+
+
+def draw_bars(axes, costs, values, label):
     """A bar a run; whiskers are the quartiles of the steps, where `values` are (median, low, high)."""
     ends_at = []
     for n, value in enumerate(values):
@@ -198,32 +203,32 @@ def draw_bars(axes, costs, values, label, number):
         end = max(middle, *ends) if ends else middle
         ends_at.append(end)
         axes.annotate(
-            number(middle), (end, n), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
+            four_digits(middle), (end, n), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set_xlabel(label)
     axes.set_xlim(0, 1.3 * max(ends_at))
     axes.xaxis.set_major_locator(plt.MaxNLocator(4))
+    axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.set_ylim(len(costs) - 0.5, -0.5)
 
 
 def draw_cost(costs, title):
     """Bars of time, speed and, if all runs tell it, memory."""
     panels = [
-        ([cost.step for cost in costs], "ms a step", lambda value: f"{value:,.1f}"),
-        ([cost.speed for cost in costs], "tokens/s", lambda value: f"{value:,.0f}"),
+        ([cost.step for cost in costs], "ms a step"),
+        ([cost.speed for cost in costs], "tokens/s"),
     ]
     if not without_memory(costs):
         mebibytes = [cost.memory / 2**20 for cost in costs]
-        label = "memory allocated for training\n(MiB a rank)"
-        panels.append((mebibytes, label, lambda value: f"{value:,.1f}"))
+        panels.append((mebibytes, "memory allocated for training\n(MiB a rank)"))
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
             1, len(panels), figsize=(1.6 + 3.1 * len(panels), 1.5 + 0.42 * len(costs)), layout="constrained",
             sharey=True,
         )  # fmt: skip
         literal(figure.suptitle(title, fontsize=9, x=0.012, ha="left"))
-        for axes, (values, label, number) in zip(grid, panels, strict=True):
-            draw_bars(axes, costs, values, label, number)
+        for axes, (values, label) in zip(grid, panels, strict=True):
+            draw_bars(axes, costs, values, label)
         grid[0].set_yticks(range(len(costs)), [wrapped(cost.name, 34) for cost in costs], parse_math=False)
     return figure
 
@@ -239,5 +244,8 @@ def title_of(costs):
 
 
 def describe_cost(cost):
-    memory = "no figure of memory" if cost.memory is None else f"{cost.memory / 2**20:,.1f} MiB allocated"
-    return f"{cost.run}: {cost.step[0]:,.1f} ms a step, {cost.speed[0]:,.0f} tokens/s, {memory}."
+    time, speed = four_digits(cost.step[0]), four_digits(cost.speed[0])
+    memory = "no figure of memory"
+    if cost.memory is not None:
+        memory = f"{four_digits(cost.memory / 2**20)} MiB allocated"
+    return f"{cost.run}: {time} ms a step, {speed} tokens/s, {memory}."

@@ -4,7 +4,7 @@ import numpy as np
 from console import DataError
 from eval_reader import names_of_evaluations, note_on_data
 from figure_file import (
-    DASHED, GRID, REFERENCE, SEQUENTIAL, STYLE, legend_below, plain_numbers, plt, series_style,
+    DASHED, GRID, REFERENCE, SEQUENTIAL, STYLE, legend_below, plain_numbers, plt, series_style, wrapped,
 )  # fmt: skip
 from run_reader import finite
 
@@ -91,32 +91,45 @@ def show_lengths(axes, evaluations):
 
 
 PAGE = 11  # inches: as wide as the grids of several models become
+CELL = (0.55, 0.2)  # inches: width and the least height of a cell of a grid
+TITLE_CHARACTER, TITLE_LINE = 0.09, 0.17  # inches
+NO_VALUE = "\N{EN DASH}"
 
 
 def draw_grids(evaluations, names):
     """For each evaluation a grid: depth of the needle down, length across, mean accuracy as the colour."""
     grids = [grid_of(evaluation) for evaluation in evaluations]
-    width = 1.2 + 0.55 * max(grid.shape[1] for _, _, grid in grids)
+    depths, lengths = np.max([grid.shape for _, _, grid in grids], axis=0)
+    width = 1.2 + CELL[0] * lengths
+    titles = [wrapped(name, int(width / TITLE_CHARACTER)) for name in names]
+    height = max(2.9, 1.1 + CELL[1] * depths) + TITLE_LINE * max(title.count("\n") for title in titles)
     columns = min(len(grids), max(1, int(PAGE / width)))
     rows = -(-len(grids) // columns)
     figure, panels = plt.subplots(
-        rows, columns, figsize=(1 + width * columns, 2.9 * rows), layout="constrained", squeeze=False
+        rows, columns, figsize=(1 + width * columns, height * rows), layout="constrained", squeeze=False
     )
     for axes in panels.flat[len(grids) :]:
         axes.remove()
-    for axes, name, (depths, lengths, grid) in zip(panels.flat, names, grids, strict=False):
-        image = axes.imshow(grid, vmin=0, vmax=1, cmap=SEQUENTIAL, aspect="auto")
-        for row, column in np.ndindex(grid.shape):
-            shade = "white" if grid[row, column] < 0.6 else "black"
-            axes.text(column, row, f"{grid[row, column]:.2f}", ha="center", va="center", color=shade)
-        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
-        axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
-        axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
-        axes.set_title(name, parse_math=False)
+    for axes, title, grid in zip(panels.flat, titles, grids, strict=False):
+        image = draw_grid(axes, title, *grid)
     label = f"accuracy of the answer's tokens{note_on_data(evaluations)}"
     last = panels[:, -1] if len(grids) == panels.size else panels[:-1, -1]  # the last row may be short
     figure.colorbar(image, ax=last, label=label, aspect=20 * rows)
     return figure
+
+
+def draw_grid(axes, title, depths, lengths, grid):
+    """Returns the image. A cell without a value is empty."""
+    image = axes.imshow(grid, vmin=0, vmax=1, cmap=SEQUENTIAL, aspect="auto")
+    for (row, column), value in np.ndenumerate(grid):
+        said = NO_VALUE if np.isnan(value) else f"{value:.2f}"
+        shade = "white" if value < 0.6 else "black"
+        axes.text(column, row, said, ha="center", va="center", color=shade)
+    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
+    axes.set_title(title, parse_math=False)
+    return image
 
 
 def grid_of(evaluation):

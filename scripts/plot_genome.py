@@ -1,5 +1,6 @@
 """Completions of a genome beside the truth: GC content, matches and the bases themselves."""
 
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError, count
 from figure_file import COLOURS, GRID, LINES, REFERENCE, STYLE, heading, plt
+from genome_completions import check_model
 from genome_measures import BASES, gc_content, matches, mean_or_none, pearson_r
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
-from run_reader import is_count, read_json
+from run_reader import is_count, open_checkpoint, read_json
 
 FILE = "completions.json"
 MOST_PROMPTS = 6  # of a figure
@@ -75,7 +77,9 @@ def read_completions(run):
     """The step and the prompts in RUN/completions.json. Raises UsageError, DataError."""
     path = Path(run) / FILE
     if not path.exists():
-        raise UsageError(f"{path}: no such file; make it with: scripts/genome_completions.py {run}")
+        check_model(open_checkpoint(run, None, warn=lambda message: None))
+        command = shlex.join([".venv/bin/python", "scripts/genome_completions.py", str(run)])
+        raise UsageError(f"{path}: is not there yet; this makes it: {command}")
     contents = read_json(path, LARGEST_COMPLETIONS)
     try:
         window = contents["window"]

@@ -1,12 +1,17 @@
 """Loss curves of runs."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from console import DataError
-from figure_file import COLOURS, DASHED, GRID, LINES, MARKERS, REFERENCE, STYLE, legend_below, plt
+from console import DataError, some
+from figure_file import DASHED, GRID, REFERENCE, STYLE, legend_below, plt, series_style
 from run_names import names_of
-from run_reader import finite, read_metrics, read_summary
+from run_reader import CONFIG, finite, read_metrics, read_summary
+
+METRICS = "metrics.jsonl"
+MOST_RISE = 3  # times its first loss: a run that rises higher does not choose the limits of the axis
+POINTS = {"linestyle": "none", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.4}
 
 
 def smoothing_width(steps):
@@ -36,44 +41,117 @@ def loss_points(metrics, key):
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
-def draw_run(axes, run, name, n, warn):
-    """Every step pale, smoothed strong, validation as points. Returns what should be in view."""
-    colour, line, marker = COLOURS[n % len(COLOURS)], LINES[n % len(LINES)], MARKERS[n % len(MARKERS)]
-    metrics = read_metrics(run)
+@dataclass(frozen=True)
+class Losses:
+    """The finite losses of a run, in the order of their steps."""
+
+    run: Path
+    name: str
+    steps: np.ndarray
+    loss: np.ndarray
+    curve: np.ndarray  # the smoothed loss
+    validated: np.ndarray  # steps
+    validation: np.ndarray
+    lack: str  # what a warning says of losses that are missing, "" if none is
+
+    @property
+    def first(self):
+        return np.concatenate([self.loss, self.validation])[0]
+
+    @property
+    def in_view(self):
+        """What should be in view: validation, and the curve without its first fall."""
+        return np.concatenate([self.curve[len(self.curve) // 50 :], self.validation])
+
+    @property
+    def highest(self):
+        return self.in_view.max()
+
+
+def metrics_of(run):
+    """The lines of metrics.jsonl; none where the run has begun and not written it yet."""
+    has_begun = (Path(run) / CONFIG).exists() and not (Path(run) / METRICS).exists()
+    return [] if has_begun else read_metrics(run)
+
+
+def lack_of(metrics, has_losses):
+    if not has_losses:
+        return "has no finite loss yet; it is left out"
+    unusable = sum("loss" in entry and np.isnan(finite(entry["loss"])) for entry in metrics)
+    return f"{unusable} of {len(metrics)} steps have no finite loss; they are left out" if unusable else ""
+
+
+def read_losses(run, name):
+    metrics = metrics_of(run)
     steps, loss = loss_points(metrics, "loss")
+    curve = smoothed(steps, loss, smoothing_width(steps)) if len(steps) else loss
     validated, validation = loss_points(metrics, "val_loss")
-    if not len(steps) and not len(validated):
-        raise DataError(f"{Path(run) / 'metrics.jsonl'}: holds no finite loss yet")
-    if unusable := sum("loss" in entry and np.isnan(finite(entry["loss"])) for entry in metrics):
-        warn(f"warning: {run}: {unusable} of {len(metrics)} steps have no finite loss; they are left out")
-    in_view = np.empty(0)
-    if len(steps):
-        curve = smoothed(steps, loss, smoothing_width(steps))
-        axes.plot(steps, loss, color=colour, alpha=0.25, linewidth=0.7)
-        axes.plot(steps, curve, color=colour, linestyle=line, linewidth=1.8, label=name)
-        in_view = curve[len(curve) // 50 :]
-    if len(validated):
-        style = {"color": colour, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.4}
-        axes.plot(validated, validation, marker, label=f"{name}, validation", zorder=3, **style)
-    return np.concatenate([in_view, validation])
+    lack = lack_of(metrics, len(steps) + len(validated))
+    return Losses(run, name, steps, loss, curve, validated, validation, lack)
+
+
+def losses_of(runs, names, warn):
+    """The losses of the runs that have some. Raises DataError if none has."""
+    found = [read_losses(run, name) for run, name in zip(runs, names, strict=True)]
+    drawn = [losses for losses in found if len(losses.in_view)]
+    if not drawn:
+        raise DataError(f"{some(str(Path(run) / METRICS) for run in runs)}: no finite loss yet")
+    for losses in found:
+        if losses.lack:
+            warn(f"warning: {losses.run}: {losses.lack}")
+    return drawn
+
+
+def limits_of(drawn, optima):
+    """The lowest and highest loss in view, with a margin. A run that has diverged may leave it at the top,
+    unless all have."""
+    tops = [losses.highest for losses in drawn if losses.highest <= MOST_RISE * losses.first]
+    high = max([*(tops or [losses.highest for losses in drawn]), *optima])
+    low = min([*(losses.in_view.min() for losses in drawn), *optima])
+    margin = 0.06 * (high - low)
+    if margin <= 6e-8 * max(abs(high), abs(low)):  # rounding errors
+        margin = 0.1
+    return low - margin, high + margin
+
+
+def draw_run(axes, losses, label, n):
+    """Every step pale, smoothed strong, validation as points, whose marker the legend shows on the line."""
+    style = series_style(n)
+    colour, marker = style["color"], style["marker"]
+    if len(losses.steps):
+        axes.plot(losses.steps, losses.loss, color=colour, alpha=0.25, linewidth=0.7)
+        if len(losses.steps) == 1:  # no line is seen
+            style |= {"fillstyle": "none"}
+        else:
+            style |= {"markevery": []} if len(losses.validated) else {"marker": ""}
+        axes.plot(losses.steps, losses.curve, linewidth=1.8, label=label, **style)
+    if len(losses.validated):
+        named = {} if len(losses.steps) else {"label": label}
+        axes.plot(
+            losses.validated, losses.validation, color=colour, marker=marker, zorder=3, **POINTS, **named
+        )
 
 
 def draw_loss(runs, warn=lambda message: None, names=None):
     """A figure with the loss of each run by step and, where the task has one, the Bayes-optimal loss."""
+    drawn = losses_of(runs, names or names_of(runs), warn)
+    optima = [finite(read_summary(losses.run).get("bayes_optimal_loss")) for losses in drawn]
+    optima = sorted({round(value, 6) for value in optima if not np.isnan(value)})
+    low, high = limits_of(drawn, optima)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
-        in_view = np.concatenate([
-            draw_run(axes, run, name, n, warn)
-            for n, (run, name) in enumerate(zip(runs, names or names_of(runs), strict=True))
-        ])  # fmt: skip
-        optima = [finite(read_summary(run).get("bayes_optimal_loss")) for run in runs]
-        for optimum in sorted({round(value, 6) for value in optima if not np.isnan(value)}):
+        for n, losses in enumerate(drawn):
+            label = losses.name
+            if losses.highest > high:
+                label += ", leaves the view"
+                warn(f"warning: {losses.run}: leaves the view, its loss rises to {losses.highest:,.4g}")
+            draw_run(axes, losses, label, n)
+        if any(len(losses.validated) for losses in drawn):
+            axes.plot([], [], marker="o", color="#999999", label="validation loss", **POINTS)
+        for optimum in optima:
             label = f"Bayes-optimal, {optimum:.3f}"
             axes.axhline(optimum, color=REFERENCE, linewidth=1, linestyle=DASHED, label=label)
-            in_view = np.append(in_view, optimum)
-        height = np.ptp(in_view)
-        margin = 0.06 * height if height > 1e-6 * np.abs(in_view).max() else 0.1  # not for rounding errors
-        axes.set_ylim(in_view.min() - margin, in_view.max() + margin)
+        axes.set_ylim(low, high)
         axes.set(xlabel="step", ylabel="loss (nats a token)")
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)

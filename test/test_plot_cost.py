@@ -80,9 +80,18 @@ def test_bars_are_the_medians_of_the_steps_and_whiskers_their_quartiles(tmp_path
     assert (time.get_xlabel(), speed.get_xlabel()) == ("ms a step", "tokens/s")
     assert "MiB a rank" in memory.get_xlabel()
     assert [label.get_text() for label in time.get_yticklabels()] == ["a", "b"]
-    assert [text.get_text() for text in time.texts] == ["30.0", "25.0"]
+    assert [text.get_text() for text in time.texts] == ["30.00", "25.00"]
     looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in time.patches}
     assert len({colour for colour, _ in looks}) == len({hatch for _, hatch in looks}) == 2
+
+
+def test_numbers_have_the_digits_that_tell_runs_apart(tmp_path):
+    time, speed, memory = draw(write_costs(tmp_path / "a", [0.6996] * 5, memory=2_064_646)).axes
+    assert [axes.texts[0].get_text() for axes in (time, speed, memory)] == ["0.6996", "45,740", "1.969"]
+    memory.figure.canvas.draw()
+    labels = [label.get_text() for label in speed.get_xticklabels()]
+    assert "45,000" in labels and "0" in labels
+    assert "0.25" in [label.get_text() for label in time.get_xticklabels()]
 
 
 def test_a_title_says_what_all_have_in_common(tmp_path):
@@ -191,8 +200,8 @@ def test_without_a_figure_of_memory_time_alone_is_drawn_and_the_run_is_named(tmp
     path, *sentences = captured.out.splitlines()
     assert path == str(a / "figures" / "cost.png")
     assert sentences == [
-        f"{a}: 1.0 ms a step, 32,000 tokens/s, 3.0 MiB allocated.",
-        f"{b}: 1.0 ms a step, 32,000 tokens/s, no figure of memory.",
+        f"{a}: 1.000 ms a step, 32,000 tokens/s, 3.000 MiB allocated.",
+        f"{b}: 1.000 ms a step, 32,000 tokens/s, no figure of memory.",
     ]
 
 

@@ -10,6 +10,7 @@ from matplotlib.image import imread
 
 import eval_reader
 import plot
+import plot_commands
 import plot_eval
 from console import DataError, UsageError
 
@@ -123,12 +124,20 @@ def test_other_numbers_of_tokens_are_other_data_and_other_folders_are_not(tmp_pa
 def test_a_run_is_read_by_its_eval_json_and_told_how_to_make_one(tmp_path):
     run = tmp_path / "a run"
     run.mkdir()
+    with pytest.raises(UsageError, match="a run: holds no run"):
+        eval_reader.read_evaluations(run)
+    (run / "config.toml").write_text("")
     for path in (run, run / "eval.json"):
         with pytest.raises(UsageError, match=r"eval --checkpoint '.*/a run' --json '.*/a run/eval.json'"):
             eval_reader.read_evaluations(path)
     losses(run / "eval.json")
     assert plot.main(["eval", str(run)]) == 0
     assert (run / "figures" / "eval.png").exists()
+    model = tmp_path / "model"  # passed on without its run
+    model.mkdir()
+    (model / "state.json").write_text("{}")
+    with pytest.raises(UsageError, match="eval --checkpoint .*/model "):
+        eval_reader.read_evaluations(model)
 
 
 def test_labels_of_near_lengths_do_not_run_into_each_other(tmp_path):
@@ -155,8 +164,15 @@ def test_grids_of_many_models_fit_a_page(tmp_path):
 
 
 def test_two_files_of_one_run_are_told_apart(tmp_path):
-    paths = [losses(tmp_path / name) for name in ("a.json", "b.json")]
+    paths = [losses(tmp_path / name, [(128, nll)]) for name, nll in (("a.json", 1.5), ("b.json", 1.25))]
     assert set(lines_of(draw(*paths))) == {*map(str, paths), "training length"}
+
+
+def test_what_is_there_twice_is_drawn_once(tmp_path):
+    one, other = losses(tmp_path / "a.json"), losses(tmp_path / "b.json", run="other")
+    both = together(tmp_path / "both.json", one, other)
+    evaluations = plot_commands.evaluations_of([one, tmp_path / "." / "a.json", both])
+    assert [each.run.name for each in evaluations] == ["mine", "other"]
 
 
 def test_a_file_of_several_runs_is_drawn_as_their_files_are(tmp_path):
@@ -213,6 +229,34 @@ def test_a_grid_of_depths_and_lengths(tmp_path):
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0.1", "0.5"]
     with pytest.raises(DataError, match="same depths"):
         draw(answers(tmp_path / "b.json", cells[:3]))
+
+
+def test_a_cell_without_a_value_is_empty(tmp_path):
+    figure = draw(answers(tmp_path / "a.json", [(256, 0.1, None, 0), (256, 0.5, 0.25, 0)]))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["\N{EN DASH}", "0.25"]
+
+
+def test_a_grid_of_many_depths_and_a_long_name_can_be_read(tmp_path):
+    cells = [(length, depth / 40, 0.5, 0) for length in (256, 512) for depth in range(40)]
+    name = "a_long_name_of_a_run" * 6
+    figure = draw(*(answers(tmp_path / f"{each}.json", cells, run=each) for each in ("short", name)))
+    short, long = figure.axes[:2]
+    figure.canvas.draw()
+    assert long.title.get_text().replace("\n", "") == name and not long.title.get_parse_math()
+    frame, boxes = figure.bbox, [short.title.get_window_extent(), long.title.get_window_extent()]
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and box.y1 <= frame.y1 for box in boxes)
+    column = [text.get_window_extent() for text in short.texts[::2]]
+    assert len(column) == 40 and all(above.y0 > below.y1 for above, below in zip(column, column[1:]))
+
+
+def test_lines_of_a_title_do_not_take_the_height_of_the_cells(tmp_path):
+    cells = [(length, depth, 0.5, 0) for length in (256, 512) for depth in (0.1, 0.5)]
+    heights = []
+    for name in ("short", "a_long_name_of_a_run" * 6):
+        figure = draw(answers(tmp_path / "a.json", cells, run=name))
+        figure.canvas.draw()
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.05)
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The figure of genome completions: curves, matches and letters against the file, and what is refused."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import pytest
 import genome_completions
 import plot
 import plot_genome
-from fabricated_run import fails, no_figure_stays_open, run  # fixtures
+from conftest import REPOSITORY
+from fabricated_run import (  # with fixtures
+    config_of, fails, no_figure_stays_open, peaked_tensors, run, write_run,
+)  # fmt: skip
 from genome_measures import gc_content, pearson_r
 
 TRUTH = ("GATTACA" * 20)[:130]
@@ -115,8 +119,24 @@ def test_no_correlation_at_all_is_said(run):
     draw(run)
 
 
+def test_the_command_that_makes_the_file_is_told_to_models_of_genomes_alone(tmp_path, fails):
+    def of_vocabulary(name, vocabulary):
+        config = config_of(model__vocab=vocabulary, data__source="shards")
+        return write_run(tmp_path / name, peaked_tensors(), config)
+
+    run = of_vocabulary("a run's $x", 5)
+    python, script, *words = shlex.split(fails(2, "genome", run).partition("this makes it: ")[2])
+    assert python == ".venv/bin/python" and (REPOSITORY / script).samefile(genome_completions.__file__)
+    assert genome_completions.parse_arguments(words).run == run
+    for other, code, part in [
+        (of_vocabulary("text", 256), 2, "is no model of genomes"),
+        (tmp_path / "nowhere", 2, "no such folder"),
+    ]:
+        error = fails(code, "genome", other)
+        assert part in error and "genome_completions" not in error
+
+
 def test_what_is_no_file_of_completions_is_refused(run, fails):
-    assert f"scripts/genome_completions.py {run}" in fails(2, "genome", run)
     contents = write_completions(run)
     for number in ("1", "-1"):
         assert "the prompts 0 to 0" in fails(2, "genome", run, "--prompt", number)
