@@ -1,5 +1,7 @@
 """The figure of extrapolation: perplexity by length of several models, narrow ranges in detail."""
 
+from dataclasses import replace
+
 import numpy as np
 from console import DataError, count, some
 from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
@@ -48,24 +50,40 @@ def draw_curves(axes, curves, styles):
         curve.draw_band(axes, style)
 
 
+def lowest_of(curves):
+    return float(min(curve.mean[np.isfinite(curve.mean)].min(initial=np.inf) for curve in curves))
+
+
+def stays_in_view(curve, curves):
+    return np.isfinite(curve.mean).any() and not (curve.mean > HIGHEST * lowest_of(curves)).any()
+
+
+def with_notes(curves):
+    """The curves, those that leave the view named so."""
+    return [
+        curve if stays_in_view(curve, curves) else replace(curve, name=f"{curve.name}, leaves the view")
+        for curve in curves
+    ]
+
+
 def scale_logarithmically(axes, curves):
     """A model that has diverged leaves the view at the top: the others would be one line."""
     with np.errstate(over="ignore"):  # in matplotlib's margins
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-    lowest = min(np.nanmin(curve.mean) for curve in curves if np.isfinite(curve.mean).any())
+    lowest = lowest_of(curves)
     axes.set_ylim(max(low, 0.8 * lowest), min(high, HIGHEST * lowest))
 
 
 def make_room(axes, curves):
-    """Raises the upper end of the logarithmic axis until no curve in the view passes behind the inset. False
-    if that is beyond float64."""
-    (left, right), (low, top) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
-    edge, high = left + INSET_END * (right - left), top
+    """Raises the upper end of the logarithmic axis until no curve passes behind the inset, but those that
+    leave the view. False if that is beyond float64."""
+    (left, right), (low, high) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
+    edge = left + INSET_END * (right - left)
     for curve in curves:
         good = np.isfinite(curve.highest)
-        if good.any():
-            x, y = np.log(curve.lengths[good]), np.minimum(np.log(curve.highest[good]), top)
+        if stays_in_view(curve, curves):
+            x, y = np.log(curve.lengths[good]), np.log(curve.highest[good])
             behind = np.append(y[x <= edge], np.interp(edge, x, y))
             high = max(high, low + (behind.max() - low) / CURVES_BELOW)
     if high > np.log(np.finfo(np.float64).max):
@@ -92,7 +110,7 @@ def draw_inset(axes, curves, styles, train_lengths):
 def draw_extrapolation(evaluations):
     """All curves on a logarithmic axis, those of a narrow range again in an inset; on a linear axis if all
     are such."""
-    curves = curves_of(evaluations)
+    curves = with_notes(curves_of(evaluations))
     styles = [series_style(n) for n in range(len(curves))]
     narrow = [n for n, curve in enumerate(curves) if is_narrow(curve)]
     with plt.rc_context(STYLE):

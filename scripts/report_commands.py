@@ -11,6 +11,7 @@ from run_reader import CONFIG, flat, read_json
 
 PROGRAM, PYTHON = "./train_gpt_goat", ".venv/bin/python"
 ANSWER_SECONDS = 20
+FIGURES = {"eval": "Evaluation", "extrapolation": "Perplexity by length"}  # by the command of plot.py
 
 
 def ask_program(program, *words):
@@ -86,7 +87,7 @@ def evaluation_commands(measured):
     return commands
 
 
-def figure_commands(runs, measured):
+def figure_commands(runs, figures):
     """[(what it draws, command)]"""
     plot = [PYTHON, "scripts/plot.py"]
     commands = []
@@ -96,6 +97,8 @@ def figure_commands(runs, measured):
         for matrices, layer in run.priors:
             words = [*plot, "prior", run.folder, "--checkpoint", matrices.step, "--layer", layer]
             commands.append((f"Prior of {run.name}, layer {layer}", words))
-    for files in measured:
-        commands.append(("Evaluation", [*plot, "eval", *dict.fromkeys(each.file for each in files)]))
-    return [(what, shlex.join(map(str, words))) for what, words in commands]
+    for figure in figures:
+        if figure.command:
+            files = dict.fromkeys(each.file for each in figure.group)
+            commands.append((FIGURES[figure.command], [*plot, figure.command, *files]))
+    return list(dict.fromkeys((what, shlex.join(map(str, words))) for what, words in commands))

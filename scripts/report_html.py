@@ -7,7 +7,7 @@ import base64
 import xml.etree.ElementTree as ElementTree
 
 from console import one_line
-from figure_file import picture_of, plt
+from figure_file import DPI, picture_of, plt
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --faint: #59636e; --line: #d1d9e0; --page: #ffffff;
@@ -29,23 +29,26 @@ nav a { display: inline-block; margin-right: 1rem; }
 .faint { color: var(--faint); font-size: 0.9rem; }
 .warning { color: var(--warning); }
 .scroll { overflow-x: auto; margin: 0.6rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.8rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
-  min-width: 4rem; max-width: 22rem; overflow-wrap: break-word; }
+  min-width: 4rem; max-width: 22rem; overflow-wrap: break-word; line-height: 22px; }
+table:not(.numbers) td { min-width: 10rem; }
+td ul { margin: 0; padding-left: 1.1rem; min-width: 14rem; }
 table.numbers :is(td, thead th:not(:first-child)) { text-align: right; white-space: nowrap; }
 thead th { border-bottom: 2px solid var(--line); }
 tbody th { font-weight: 500; color: var(--faint); position: sticky; left: 0; background: var(--page);
   min-width: 6rem; max-width: 14rem; }
 tr.section th { color: var(--text); font-weight: 600; background: var(--band); position: static; }
 figure { margin: 0.8rem 0; }
-figure img { display: block; max-width: 100%; height: auto; background: #ffffff;
+figure img { display: block; max-width: max(100%, 34rem); height: auto; background: #ffffff;
   border: 1px solid var(--line); border-radius: 6px; }
-.wide img { min-width: 44rem; }
+.wide img { max-width: max(100%, 44rem); }
 figcaption { color: var(--faint); font-size: 0.9rem; margin-top: 0.3rem; max-width: 60rem; }
 pre { margin: 0.2rem 0 0.8rem; padding: 0.5rem 0.7rem; overflow-x: auto; background: var(--band);
   border-radius: 6px; font: 13px/1.45 ui-monospace, monospace; overflow-wrap: normal; }
 """
-PICTURES = {"svg": "image/svg+xml", "png": "image/png"}
+PICTURES = {"svg": "image/svg+xml", "png": "image/png", "webp": "image/webp"}
+MOST_WEBP_PIXELS = 16_383  # of height or width
 
 
 def printable(text):
@@ -88,6 +91,11 @@ def table(head, rows, css=""):
     columns = (element("th", name, scope="col") for name in head)
     whole = element("table", element("thead", element("tr", *columns)), body, css=css)
     return element("div", whole, css="scroll")
+
+
+def bitmap_kind(figure):
+    """WebP, which takes a quarter of the bytes of PNG where colours flow, up to the size that it can have."""
+    return "webp" if DPI * max(figure.get_size_inches()) <= MOST_WEBP_PIXELS else "png"
 
 
 def picture(figure, alternative, caption, css="", kinds=("svg", "png")):

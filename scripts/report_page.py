@@ -3,14 +3,15 @@
 import math
 from datetime import UTC, datetime
 
-from console import DataError, count, some
+import numpy as np
+from console import count, some
 from eval_reader import EVALUATION, note_on_data
-from plot_eval import draw_eval
 from plot_loss import draw_loss
 from plot_prior import describe_prior, draw_prior
 from report_commands import evaluation_commands, figure_commands, training_commands
-from report_html import document, element, number, picture, table
-from report_runs import by_kind, differing_settings, last_sign_of_life
+from report_figures import figure_of
+from report_html import bitmap_kind, document, element, number, picture, table
+from report_runs import by_kind, differing_settings, labelled, last_sign_of_life
 from run_reader import finite, is_number
 
 ROUNDING = (
@@ -19,7 +20,7 @@ ROUNDING = (
     "minutes. In tables each stands unrounded in the page's source, as the value of its data element; those "
     "in sentences are rounded alone."
 )
-ABSENT = "\N{EN DASH}"
+ABSENT, NOT_FINITE = "\N{EN DASH}", "not finite"
 
 
 # Numbers
@@ -58,9 +59,13 @@ def whole(value):
 
 
 def perplexity(row):
+    """A program that cannot write the loss or its exponential as JSON writes null."""
     value = row.get("perplexity")
-    if value is None and not math.isnan(nll := finite(row["nll"])) and nll < 700:
-        value = math.exp(nll)
+    if value is None:
+        with np.errstate(over="ignore"):
+            value = float(np.exp(finite(row["nll"])))
+    if is_number(value) and math.isnan(finite(value)):
+        return NOT_FINITE
     return rounded(value, lambda value: significant(value, 5))
 
 
@@ -105,6 +110,12 @@ def start_of(run):
 
 def loss_at_step(step, value):
     return element("span", loss(float(value)), f" at step {step:,}")
+
+
+def last_loss(run, key):
+    value = run.latest(key)
+    is_null = value is None and any(key in entry for entry in [run.summary, *run.metrics])
+    return NOT_FINITE if is_null else loss(value)
 
 
 def best_of(run):
@@ -153,9 +164,9 @@ FACTS = {  # a row of the table of runs, and what it says of one
     "newest checkpoint": lambda run: run.checkpoint.folder.name if run.checkpoint else ABSENT,
 }
 LOSSES = {
-    "training, last step": lambda run: loss(run.latest("loss")),
+    "training, last step": lambda run: last_loss(run, "loss"),
     "training, smoothed, at the end": smoothed_of,
-    "validation, last": lambda run: loss(run.latest("val_loss")),
+    "validation, last": lambda run: last_loss(run, "val_loss"),
     "validation, lowest": best_of,
     "best possible (Bayes-optimal)": lambda run: loss(run.latest("bayes_optimal_loss")),
 }
@@ -219,13 +230,6 @@ def length_rows(measured, say):
     return table(["length (tokens)", *(f"{length:,}" for length in lengths)], rows, "numbers")
 
 
-def labelled(each, measured):
-    """Its run, and the step or file where that is not enough."""
-    same = [other for other in measured if other.name == each.name]
-    label = f"{each.name}, step {each.contents['step']}" if "step" in each.contents else each.name
-    return label if len(same) == 1 else f"{label}, {each.where}"
-
-
 def depth_table(each, key):
     rows = each.evaluation.rows
     lengths = sorted({row["length"] for row in rows})
@@ -268,32 +272,41 @@ def described(each):
     return f"{each.where}: {each.name}, {'; '.join(words)}."
 
 
-def evaluation_section(runs, measured):
+SEEDS_AVERAGED = (
+    " Runs X_seed1, X_seed2, ... of one folder are one curve, the mean of their perplexities; its band goes "
+    "from the lowest to the highest."
+)
+
+
+def evaluation_figure(figure):
+    if figure.note:
+        yield element("p", figure.note)
+    if figure.command:
+        names = some([each.name for each in figure.group])
+        caption = "As in the table." + (SEEDS_AVERAGED if figure.averages_seeds else "")
+        yield picture(figure.draw(), f"Evaluation by length of {names}", caption)
+
+
+def evaluation_section(runs, measured, figures):
     without = [run.name for run in runs if not any(each.run is run for each in measured)]
     if without:
         how = f"./train_gpt_goat eval --checkpoint RUN --json RUN/{EVALUATION} makes one"
         yield element("p", f"Not evaluated, there is no {EVALUATION}: {some(without)}; {how}.")
-    for group in by_kind(measured):
-        note = note_on_data([each.evaluation for each in group])
-        for heading, made in tables_of_kind(group):
+    for figure in figures:
+        note = note_on_data([each.evaluation for each in figure.group])
+        for heading, made in tables_of_kind(figure.group):
             yield element("h3", heading + note)
             yield made
-        names = some([each.name for each in group])
-        caption = f"As in the table: {names}."
-        try:
-            labels = [labelled(each, group) for each in group]
-            figure = draw_eval([each.evaluation for each in group], labels)
-            yield picture(figure, f"Evaluation by length of {names}", caption)
-        except DataError as error:
-            yield element("p", f"No figure: {error}.")
-        yield said([described(each) for each in group], "faint")
+        yield from evaluation_figure(figure)
+        yield said([described(each) for each in figure.group], "faint")
 
 
 def prior_section(runs):
     for run in runs:
         for matrices, layer in run.priors:
             title = matrices.title("Learned attention prior", run.name, layer)
-            yield picture(draw_prior(matrices, title), title, describe_prior(matrices), "wide", ["png"])
+            figure = draw_prior(matrices, title)
+            yield picture(figure, title, describe_prior(matrices), "wide", [bitmap_kind(figure)])
     if not any(run.priors for run in runs):
         yield element("p", "No run has a learned prior that can be drawn.")
 
@@ -302,7 +315,7 @@ def command_block(what, command):
     return element("div", element("p", what, css="faint"), element("pre", element("code", command)))
 
 
-def command_section(runs, measured, own_command):
+def command_section(runs, measured, figures, own_command):
     place = "Run them in the repository's folder, or with the paths as they are from there."
     yield element(
         "p", f"{place} A run that was resumed with other settings has the config of its last start."
@@ -317,19 +330,20 @@ def command_section(runs, measured, own_command):
     for what, command in evaluation_commands(measured):
         yield command_block(what, command) if command else element("p", what, css="faint")
     yield element("h3", "Figures and this page")
-    yield from (command_block(*each) for each in figure_commands(runs, by_kind(measured)))
+    yield from (command_block(*each) for each in figure_commands(runs, figures))
     yield command_block("This page", own_command)
 
 
 def page(runs, measured, own_command):
     """The bytes of the page."""
+    figures = [figure_of(group) for group in by_kind(measured)]
     sections = {
         "Runs": runs_section(runs),
         "Differences of the configs": config_section(runs),
         "Loss": loss_section(runs),
-        "Evaluation": evaluation_section(runs, measured),
+        "Evaluation": evaluation_section(runs, measured, figures),
         "Learned prior": prior_section(runs),
-        "Commands": command_section(runs, measured, own_command),
+        "Commands": command_section(runs, measured, figures, own_command),
     }
     title = f"{count(len(runs), 'run')}: {some([run.name for run in runs], 5)}"
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

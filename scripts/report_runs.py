@@ -28,7 +28,7 @@ from run_reader import (
 )
 
 METRICS, START = "metrics.jsonl", "init_from.json"
-NOTABLE_WAIT = 0.01  # share of the time that a run may wait for its data before that is worth a warning
+NOTABLE_SECONDS, NOTABLE_SHARE = 1, 0.01  # of waiting for data; the program itself tells of as much
 
 
 @dataclass
@@ -98,6 +98,11 @@ class Run:
             return None
         return int(steps[-1]), float(smoothed(steps, loss, smoothing_width(steps))[-1])
 
+    def last_validation(self):
+        """(step, loss) of the last finite validation loss, or None."""
+        steps, loss = loss_points(self.metrics, "val_loss")
+        return (int(steps[-1]), float(loss[-1])) if len(steps) else None
+
     def best_validation(self):
         """(step, loss) of the lowest validation loss, or None."""
         steps, loss = loss_points(self.metrics, "val_loss")
@@ -146,11 +151,33 @@ def find_checkpoint(run, layers):
 def warnings_of(run):
     for reason, number in run.skipped().items():
         yield f"{count(number, 'update')} skipped: {reason}"
-    if unusable := sum("loss" in entry and np.isnan(finite(entry["loss"])) for entry in run.metrics):
-        yield f"{count(unusable, 'step')} without a finite loss; the figure leaves them out"
+    yield from losses_not_finite(run)
+    yield from losses_above_guessing(run)
     waited, seconds = (finite(run.summary.get(key)) for key in ("seconds_waiting_for_data", "seconds"))
-    if waited > NOTABLE_WAIT * seconds:
+    if waited >= max(NOTABLE_SECONDS, NOTABLE_SHARE * seconds):
         yield f"training waited {waited:,.0f} s of {seconds:,.0f} s for its data"
+
+
+def losses_not_finite(run):
+    for key, what in (("loss", "step"), ("val_loss", "validation")):
+        is_lost = [np.isnan(finite(entry[key])) for entry in run.metrics if key in entry]
+        if any(is_lost):
+            last = ", the last one too" if is_lost[-1] else ""
+            yield f"{count(sum(is_lost), what)} without a finite loss{last}; the figure leaves them out"
+
+
+def losses_above_guessing(run):
+    """Of a run past its warm-up: an untrained model may lie a little above."""
+    vocabulary, warm_up = (finite(run.config.get(key)) for key in ("model.vocab", "train.warmup"))
+    is_warming_up = not run.is_finished and finite(run.steps) <= warm_up
+    if is_warming_up or not vocabulary >= 1:
+        return
+    guessing = math.log(vocabulary)
+    ends = {"smoothed training loss": run.smoothed_loss(), "validation loss": run.last_validation()}
+    for what, end in ends.items():
+        if end and end[1] > guessing:
+            limit = f"that of guessing, ln {vocabulary:,.0f} = {guessing:.5g}"
+            yield f"the last {what}, {end[1]:.5g}, is above {limit}"
 
 
 def last_sign_of_life(run):
@@ -224,6 +251,8 @@ def gather_evaluations(runs, files):
     found = {}
     for evaluation, folder in pairs:
         run = by_folder.get(folder)
+        if run:
+            evaluation.run = real(folder)  # it may have moved since
         each = Measured(evaluation, run, run.name if run else names[evaluation.run])
         found.setdefault((each.name, json.dumps(each.contents, sort_keys=True)), each)
     return list(found.values())
@@ -235,3 +264,10 @@ def by_kind(measured):
     for each in measured:
         groups.setdefault(each.kind, []).append(each)
     return list(groups.values())
+
+
+def labelled(each, measured):
+    """Its run, and the step or file where that is not enough."""
+    same = [other for other in measured if other.name == each.name]
+    label = f"{each.name}, step {each.contents['step']}" if "step" in each.contents else each.name
+    return label if len(same) == 1 else f"{label}, {each.where}"

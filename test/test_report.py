@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import report
-import report_page
+import report_figures
 from conftest import REPOSITORY
 from fabricated_run import (  # with a fixture
     CONFIG, no_figure_stays_open, peaked_tensors, toml, write_metrics, write_run,
@@ -142,6 +142,52 @@ def test_what_is_missing_is_said_and_is_no_error(tmp_path, page_of, capsys):
     assert "damaged: no checkpoint" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("waited, seconds", [(0.9, 1.0), (30.0, 4000.0)])
+def test_a_short_wait_for_data_is_no_warning(tmp_path, page_of, waited, seconds):
+    run = finished(tmp_path / "a", seconds_waiting_for_data=waited, seconds=seconds)
+    assert texts(page_of(run).row("warnings")) == ["none"]
+
+
+def of_vocabulary(size, **train):
+    return CONFIG | {"model": CONFIG["model"] | {"vocab": size}, "train": train}
+
+
+def test_a_run_that_ends_above_the_loss_of_guessing_has_a_warning(tmp_path, page_of):
+    good, lost, overfitted = (
+        finished(tmp_path / name, config=of_vocabulary(64)) for name in ("good", "lost", "overfitted")
+    )
+    write_metrics(lost, [{"step": s, "loss": 249.0, "val_loss": 5.0} for s in range(1, 9)])
+    validated = {1: {"val_loss": 4.0}, 9: {"val_loss": 4.16}}
+    write_metrics(overfitted, [{"step": s, "loss": 1.0} | validated.get(s, {}) for s in range(1, 10)])
+    of_good, of_lost, of_overfitted = texts(page_of(good, lost, overfitted).row("warnings"))
+    limit = "is above that of guessing, ln 64 = 4.1589"
+    assert of_good == "none"
+    assert "smoothed training loss, 249, is" in of_lost and of_lost.count(limit) == 2
+    assert of_overfitted == f"the last validation loss, 4.16, {limit}"
+
+
+def test_a_run_in_its_warm_up_is_not_compared_with_guessing(tmp_path, page_of):
+    for steps, number in [(5, 0), (6, 1)]:
+        run = write_run(tmp_path / str(steps), config=of_vocabulary(64, warmup=5))
+        (run / "summary.json").unlink()
+        write_metrics(run, [{"step": s, "loss": 4.2} for s in range(1, steps + 1)])
+        assert page_of(run).text.count("above that of guessing") == number
+
+
+def test_a_last_loss_that_is_not_finite_is_said_to_be(tmp_path, page_of):
+    run = finished(tmp_path / "a", loss=None)
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["val_loss"]  # the program leaves it out
+    (run / "summary.json").write_text(json.dumps(summary))
+    lines = [{"step": s, "loss": 2.0, "val_loss": 2.5} for s in (1, 2)]
+    write_metrics(run, [*lines, {"step": 3, "loss": None, "val_loss": None}])
+    page = page_of(run)
+    assert texts(page.row("training, last step") + page.row("validation, last")) == ["not finite"] * 2
+    [(warnings, _)] = page.row("warnings")
+    assert "1 step without a finite loss, the last one too" in warnings
+    assert "1 validation without a finite loss, the last one too" in warnings
+
+
 # Configs
 
 
@@ -267,7 +313,7 @@ def test_tables_and_figures_call_a_run_the_same(tmp_path, page_of, monkeypatch):
         names.append(labels)
         return draw_eval(evaluations, labels)
 
-    monkeypatch.setattr(report_page, "draw_eval", draw)
+    monkeypatch.setattr(report_figures, "draw_eval", draw)
     page = page_of(*runs)
     [table] = [table for table in page.tables if table[0][0][0] == "length (tokens)"]
     assert names == [[row[0][0] for row in table[1:]]] == [["2/a, step 40", "b, step 40"]]
@@ -355,7 +401,7 @@ def test_the_prior_of_each_goat_run_is_drawn_at_the_layers_asked_for(tmp_path, p
     goat = finished(tmp_path / "goat", peaked_tensors())
     rope = finished(tmp_path / "rope", peaked_tensors(), CONFIG | {"model": {"attention": "rope"}})
     page = page_of(goat, rope, "--layers", "1,0")
-    priors = [image["alt"] for image in page.images if "prior" in image["alt"]]
+    priors = [image["alt"] for image in page.images if "image/webp" in image["src"]]
     assert priors == [f"Learned attention prior: goat, layer {n}, step 40" for n in (0, 1)]
     assert "Head 0 puts 99" in page.text
     too_many = page_of(goat, "--layers", "2")
