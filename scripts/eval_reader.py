@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError
 from run_names import names_of, real, shown
-from run_reader import MANIFEST, check_run_folder, finite, parse_json, read_bytes
+from run_reader import MANIFEST, check_run_folder, finite, is_count, parse_json, read_bytes
 
 EVALUATION = "eval.json"  # in a run's folder
 LARGEST_FILE = 256 << 20  # bytes
@@ -32,10 +32,10 @@ class Evaluation:
             self.train_length = contents["train_length"]
             self.run, self.step = run_of(contents["checkpoint"]), str(contents.get("step"))
             self.protocol, self.task, self.data = (
-                str(contents.get(key, "")) for key in ("protocol", "task", "data")
+                str(contents.get(key) or "") for key in ("protocol", "task", "data")
             )
             self.rows = sorted(contents["results"], key=lambda row: row["length"])
-            is_good = self.train_length > 0 and all(
+            is_good = is_count(self.train_length) and self.train_length > 0 and all(
                 row["length"] > 0 and "nll" in row and (row.get("depth") is None or row["depth"] >= 0)
                 for row in self.rows
             )

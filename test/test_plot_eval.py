@@ -266,6 +266,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
         "[]",
         '{"results": []}',
         '{"checkpoint": "a", "train_length": 8, "results": [{}]}',
+        '{"checkpoint": "a", "train_length": true, "results": [{"length": 8, "nll": 1}]}',
         '{"evaluations": []}',
         '{"evaluations": {}}',
         '{"evaluations": [1]}',
@@ -273,6 +274,8 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(DataError, match="not what train_gpt_goat eval --json writes"):
             eval_reader.read_evaluations(path)
+    (evaluation,) = eval_reader.read_evaluations(losses(path, data=None))
+    assert evaluation.data == ""
     losses(path, [])
     with pytest.raises(DataError, match="not what"):
         eval_reader.read_evaluations(path)
