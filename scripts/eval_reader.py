@@ -105,9 +105,14 @@ def read_evaluations(path):
     return evaluations
 
 
+def contents_text(evaluation):
+    """The same for the same evaluation, in whatever file."""
+    return json.dumps(evaluation.contents, sort_keys=True)
+
+
 def each_once(evaluations):
     """What is there twice counts once: the same file, or files with the same evaluation."""
-    return list({json.dumps(each.contents, sort_keys=True): each for each in evaluations}.values())
+    return list({contents_text(each): each for each in evaluations}.values())
 
 
 # Runs

@@ -14,7 +14,8 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 script=scripts/$(basename "$0")
-is_small="" is_check="" folder="" by_length=${by_length:-extrapolation} attentions=${attentions:-goat} trainer=() settings=()
+is_small="" is_check="" folder="" attentions=${attentions:-goat} trainer=() settings=()
+by_length=${by_length:-extrapolation}
 files=files # of --small: small_data.py makes them in the formats of the real ones
 
 # What --small may take for `small` and `small_lengths`.
@@ -139,7 +140,8 @@ run_of() {
   if [[ $2 == goat ]]; then echo "runs/$1"; else echo "runs/$1_$2"; fi
 }
 
-# runs PRESET LENGTHS OPTIONS...: trains, evaluates and draws a model for each attention. OPTIONS go to the evaluation.
+# runs PRESET LENGTHS OPTIONS...: trains, evaluates and draws a model for each attention. OPTIONS go to the
+# evaluation.
 runs() {
   local preset=$1 lengths=$2 all=()
   for attention in $attentions; do

@@ -26,7 +26,7 @@ import console
 import numpy as np
 from console import ScriptError, UsageError
 from run_reader import (
-    LARGEST_CONFIG, check_run_folder, finite, is_count, is_number, parse_metrics, read_bytes,
+    LARGEST_CONFIG, METRICS, check_run_folder, finite, is_count, is_number, parse_metrics, read_bytes,
 )  # fmt: skip
 
 REQUIREMENTS = Path(__file__).resolve().with_name("requirements_tensorboard.txt")
@@ -94,7 +94,7 @@ class Export:
 
     def __init__(self, run, events):
         self.run, self.events = run, events
-        self.metrics = GrowingMetrics(run / "metrics.jsonl")
+        self.metrics = GrowingMetrics(run / METRICS)
         self.origin = time.time()  # when the run's own count of seconds began, in seconds since 1970
         self.added = 0
 

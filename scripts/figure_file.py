@@ -36,6 +36,7 @@ SEQUENTIAL, DIVERGING = "magma", "RdBu_r"  # of matrices: from none to much, and
 GRID, REFERENCE = "#e5e5e5", "#333333"  # lines of the grid; lines that no run has drawn
 DASHED = (0, (5, 4))  # of reference lines
 LONGEST_LABEL = 80  # characters in a legend
+LEAVES_VIEW = ", leaves the view"  # after the name of a curve
 
 LEGEND_HEIGHT = 0.8  # inches, for which the figures' heights have room
 STYLE = {

@@ -37,6 +37,7 @@ from shard_reader import open_shard, validation_files
 from whole_file import replace_file
 
 SCRIPT = "genome_completions.py"
+FILE = "completions.json"
 UNKNOWN = BASES.index("N")
 TRIES = 1000  # places looked at for each prompt before the data count as all N
 LARGEST_SAMPLES = 1 << 30  # bytes
@@ -238,7 +239,7 @@ def parse_arguments(words):
 
 def run(words):
     options = parse_arguments(words)
-    path = options.out or options.run / "completions.json"
+    path = options.out or options.run / FILE
     if path.is_dir():
         raise UsageError(f"--out {path}: is a folder; give the name of a file in it")
     found = complete(options)

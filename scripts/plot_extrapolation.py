@@ -1,15 +1,16 @@
 """The figure of extrapolation: perplexity by length of several models, narrow ranges in detail."""
 
-from dataclasses import replace
-
 import numpy as np
 from console import DataError, count, some
-from figure_file import DASHED, GRID, REFERENCE, STYLE, plain_numbers, plt, series_style
-from plot_eval import by_length
+from figure_file import (
+    DASHED, GRID, LEAVES_VIEW, REFERENCE, STYLE, legend_below, plain_numbers, plt, series_style,
+)  # fmt: skip
+from plot_eval import show_lengths
 from seeds import Curve, check_same_settings, models_of, note_on_models
 
 NARROW = 1.25  # a curve has a narrow range if its perplexities differ by no more than this factor
-HIGHEST = 1e3  # the axis ends at so many times the lowest perplexity
+NEAR = 2  # times the lowest perplexity: the most that is drawn in the inset
+HIGHEST = 1e3  # times the lowest perplexity: a curve that goes beyond it has no say in where the axis ends
 INSET = (0.14, 0.5, 0.46, 0.44)  # left, bottom, width, height: shares of the axes; its labels are left of it
 INSET_END, CURVES_BELOW = 0.64, 0.4  # left of this the curves stay below that, so that the inset hides none
 
@@ -40,7 +41,7 @@ def curves_of(evaluations):
     curves = [curve_of(name, members) for name, members in groups_of(evaluations)]
     if not any(np.isfinite(curve.mean).any() for curve in curves):
         names = some(curve.name for curve in curves)
-        raise DataError(f"{names}: no length has a finite loss; the model has diverged")
+        raise DataError(f"{names}: has diverged, no length has a finite loss with each seed")
     return curves
 
 
@@ -54,16 +55,10 @@ def lowest_of(curves):
     return float(min(curve.mean[np.isfinite(curve.mean)].min(initial=np.inf) for curve in curves))
 
 
-def stays_in_view(curve, curves):
-    return np.isfinite(curve.mean).any() and not (curve.mean > HIGHEST * lowest_of(curves)).any()
-
-
-def with_notes(curves):
-    """The curves, those that leave the view named so."""
-    return [
-        curve if stays_in_view(curve, curves) else replace(curve, name=f"{curve.name}, leaves the view")
-        for curve in curves
-    ]
+def in_detail(curves):
+    """Those of a narrow range that one linear axis can show."""
+    narrow = [curve for curve in curves if is_narrow(curve)]
+    return [curve for curve in narrow if curve.mean.max() <= NEAR * lowest_of(narrow)]
 
 
 def scale_logarithmically(axes, curves):
@@ -79,10 +74,10 @@ def make_room(axes, curves):
     """Raises the upper end of the logarithmic axis until no curve passes behind the inset, but those that
     leave the view. False if that is beyond float64."""
     (left, right), (low, high) = np.log(axes.get_xlim()), np.log(axes.get_ylim())
-    edge = left + INSET_END * (right - left)
+    edge, end = left + INSET_END * (right - left), HIGHEST * lowest_of(curves)
     for curve in curves:
         good = np.isfinite(curve.highest)
-        if stays_in_view(curve, curves):
+        if good.any() and not (curve.mean > end).any():
             x, y = np.log(curve.lengths[good]), np.log(curve.highest[good])
             behind = np.append(y[x <= edge], np.interp(edge, x, y))
             high = max(high, low + (behind.max() - low) / CURVES_BELOW)
@@ -90,6 +85,14 @@ def make_room(axes, curves):
         return False
     axes.set_ylim(top=np.exp(high))
     return True
+
+
+def name_those_that_leave(axes, curves):
+    """In the legend; `curves` are the first lines of the axes. One without a finite perplexity is none."""
+    top = axes.get_ylim()[1]
+    for line, curve in zip(axes.lines[: len(curves)], curves, strict=True):
+        if (curve.mean > top).any() or not np.isfinite(curve.mean).any():
+            line.set_label(curve.name + LEAVES_VIEW)
 
 
 def draw_inset(axes, curves, styles, train_lengths):
@@ -110,23 +113,24 @@ def draw_inset(axes, curves, styles, train_lengths):
 def draw_extrapolation(evaluations):
     """All curves on a logarithmic axis, those of a narrow range again in an inset; on a linear axis if all
     are such."""
-    curves = with_notes(curves_of(evaluations))
+    curves = curves_of(evaluations)
     styles = [series_style(n) for n in range(len(curves))]
-    narrow = [n for n, curve in enumerate(curves) if is_narrow(curve)]
+    detailed = in_detail(curves)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
         draw_curves(axes, curves, styles)
-        by_length(axes, evaluations)
+        show_lengths(axes, evaluations)
         note = note_on_models(evaluations)
         axes.set_ylabel(f"perplexity{note}")
-        if len(narrow) == len(curves):
-            return figure
-        scale_logarithmically(axes, curves)
-        axes.set_ylabel(f"perplexity (logarithmic){note}")
-        plain_numbers(axes)
-        if narrow and make_room(axes, curves):
-            lengths = sorted({evaluation.train_length for evaluation in evaluations})
-            draw_inset(axes, [curves[n] for n in narrow], [styles[n] for n in narrow], lengths)
+        if len(detailed) < len(curves):
+            scale_logarithmically(axes, curves)
+            axes.set_ylabel(f"perplexity (logarithmic){note}")
+            plain_numbers(axes)
+            if detailed and make_room(axes, curves):
+                lengths = sorted({evaluation.train_length for evaluation in evaluations})
+                draw_inset(axes, detailed, [styles[curves.index(curve)] for curve in detailed], lengths)
+            name_those_that_leave(axes, curves)
+        legend_below(figure, [axes])
     return figure
 
 
@@ -135,13 +139,13 @@ def sentence_of(curve):
     parts = []
     if is_finite.any():
         ends = dict.fromkeys(np.flatnonzero(is_finite)[[0, -1]])
-        parts.append(" and ".join(f"{shown(curve.mean[n])} at {curve.lengths[n]:,}" for n in ends))
+        parts.append(" and ".join(f"{perplexity_text(curve.mean[n])} at {curve.lengths[n]:,}" for n in ends))
     if not is_finite.all():
         parts.append(f"not finite at {some(f'{length:,}' for length in curve.lengths[~is_finite])}")
     return f"{curve.name}: perplexity {', '.join(parts)}."
 
 
-def shown(perplexity):
+def perplexity_text(perplexity):
     return f"{perplexity:.3f}" if perplexity < 1e6 else f"{perplexity:.3g}"
 
 

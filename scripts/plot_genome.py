@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 from console import DataError, UsageError, count
 from figure_file import COLOURS, GRID, LINES, REFERENCE, STYLE, heading, plt
-from genome_completions import check_model
+from genome_completions import FILE, check_model
 from genome_measures import BASES, gc_content, matches, mean_or_none, pearson_r
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from run_reader import is_count, open_checkpoint, read_json
 
-FILE = "completions.json"
 MOST_PROMPTS = 6  # of a figure
 MOST_COMPLETIONS = 8  # of a prompt that are drawn; its numbers are of all
 MOST_LETTERS = 600  # bases of each that are spelled out

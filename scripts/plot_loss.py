@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, some
-from figure_file import DASHED, GRID, REFERENCE, STYLE, legend_below, plt, series_style
+from figure_file import DASHED, GRID, LEAVES_VIEW, REFERENCE, STYLE, legend_below, plt, series_style
 from run_names import names_of
-from run_reader import CONFIG, finite, read_metrics, read_summary
+from run_reader import CONFIG, METRICS, finite, read_metrics, read_summary
 
-METRICS = "metrics.jsonl"
 MOST_RISE = 3  # times its first loss: a run that rises higher does not choose the limits of the axis
 POINTS = {"linestyle": "none", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.4}
 
@@ -143,7 +142,7 @@ def draw_loss(runs, warn=lambda message: None, names=None):
         for n, losses in enumerate(drawn):
             label = losses.name
             if losses.highest > high:
-                label += ", leaves the view"
+                label += LEAVES_VIEW
                 warn(f"warning: {losses.run}: leaves the view, its loss rises to {losses.highest:,.4g}")
             draw_run(axes, losses, label, n)
         if any(len(losses.validated) for losses in drawn):

@@ -9,6 +9,7 @@ from plot_extrapolation import curves_of, draw_extrapolation
 from report_runs import Measured, labelled
 from seeds import models_of
 
+
 @dataclass(frozen=True)
 class EvaluationFigure:
     """The figure of a group of evaluations. command: that of plot.py which draws it, "" where there is none;

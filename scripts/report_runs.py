@@ -1,6 +1,5 @@
 """What a run's folder tells, gathered for scripts/report.py. What is missing becomes a note, not an error."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from console import DataError, ScriptError, count
-from eval_reader import EVALUATION, Evaluation, find_runs, read_evaluations
+from eval_reader import EVALUATION, Evaluation, contents_text, find_runs, read_evaluations
 from plot_loss import loss_points, smoothed, smoothing_width
 from plot_prior import PriorMatrices, prior_matrices
 from run_names import names_of, real
 from run_reader import (
     CONFIG,
+    METRICS,
     Checkpoint,
     check_run_folder,
     differing_keys,
@@ -27,7 +27,7 @@ from run_reader import (
     read_summary,
 )
 
-METRICS, START = "metrics.jsonl", "init_from.json"
+START = "init_from.json"
 NOTABLE_SECONDS, NOTABLE_SHARE = 1, 0.01  # of waiting for data; the program itself tells of as much
 
 
@@ -254,7 +254,7 @@ def gather_evaluations(runs, files):
         if run:
             evaluation.run = real(folder)  # it may have moved since
         each = Measured(evaluation, run, run.name if run else names[evaluation.run])
-        found.setdefault((each.name, json.dumps(each.contents, sort_keys=True)), each)
+        found.setdefault((each.name, contents_text(evaluation)), each)
     return list(found.values())
 
 

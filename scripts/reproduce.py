@@ -38,6 +38,7 @@ from functools import partial
 from pathlib import Path
 
 import console
+import genome_completions
 from console import DataError, ScriptError, UsageError
 from program import ROOT, as_settings, program_path
 from run_reader import read_config, read_json, read_metrics, read_summary
@@ -160,7 +161,7 @@ def complete(experiment, run, workers, log):
     if not experiment.is_completed:
         return {}
     is_done = workers.call([str(run)], log, [sys.executable, str(ROOT / COMPLETIONS)])
-    return read_json(run / "completions.json") if is_done else None
+    return read_json(run / genome_completions.FILE) if is_done else None
 
 
 def commands_of(experiment):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-about="Downloads the human genome (hg38, 1 GB), cuts it into sequences of 6,000 bases, trains the preset genome_25m on
-crops of 1,024, evaluates it at 1,024 to 5,999 bases, lets it go on with pieces of the genome, and draws losses,
-perplexities, the prior and these completions.
+about="Downloads the human genome (hg38, 1 GB), cuts it into sequences of 6,000 bases, trains the preset
+genome_25m on crops of 1,024, evaluates it at 1,024 to 5,999 bases, lets it continue pieces of the genome, and
+draws losses, perplexities, the prior and these completions.
 GENOME=FILE.fa.gz takes a file that is there; PRESET=genome_125m trains the larger model."
 space=12
 places="data/hg38.fa.gz* data/genome runs/genome_*"
@@ -28,17 +28,21 @@ prepare_data() {
   fi
   prepare genome fasta --input "$genome"
 }
-# complete RUN: RUN/completions.json, and its figure
-complete() {
-  say "completing pieces of the genome with $1"
-  [[ $1/completions.json -nt $1/eval.json ]] || "$python" "$root/scripts/genome_completions.py" "$1"
+# continue_genome RUN: RUN/completions.json, and its figure
+continue_genome() {
+  if [[ $1/completions.json -nt $1/eval.json ]]; then
+    say "$1 has continued the genome"
+  else
+    say "continuing the genome with $1"
+    "$python" "$root/scripts/genome_completions.py" "$1"
+  fi
   "$python" "$root/scripts/plot.py" genome "$1"
 }
 experiment() {
   local preset=${PRESET:-genome_25m}
   runs "$preset" "$(lengths 1024,2048,4096,5999)"
   [[ -z $is_check ]] || return 0
-  for attention in $attentions; do complete "$(run_of "$preset" "$attention")"; done
+  for attention in $attentions; do continue_genome "$(run_of "$preset" "$attention")"; done
 }
 
 main "$@"

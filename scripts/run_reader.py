@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from console import DataError, UsageError, one_line
 
+METRICS = "metrics.jsonl"
 MANIFEST, WEIGHTS, CHECKSUM = "state.json", "model.safetensors", "xxh3_64"
 CONFIG = "config.toml"
 FORMAT_OF_FILES, FORMAT_OF_PIECES = 1, 2  # a checksum for each file, or for each of its pieces
@@ -327,8 +328,8 @@ def open_checkpoint(path, step, warn):
 def check_run_folder(path):
     """Refuses what is no folder of a run, begun or finished."""
     check_folder(path)
-    if not (path / CONFIG).exists() and not (path / "metrics.jsonl").exists():
-        raise UsageError(f"{path}: holds no run (config.toml, metrics.jsonl)")
+    if not (path / CONFIG).exists() and not (path / METRICS).exists():
+        raise UsageError(f"{path}: holds no run ({CONFIG}, {METRICS})")
 
 
 # Configs
@@ -382,7 +383,7 @@ def parse_metrics(path, number, line):
 
 def read_metrics(run):
     """The lines of metrics.jsonl, a dict each, without a last line that has no end: it is being written."""
-    path = Path(run) / "metrics.jsonl"
+    path = Path(run) / METRICS
     if not path.exists():
         raise UsageError(f"{path}: no such file; expected the folder given to train_gpt_goat --out")
     lines = read_bytes(path).split(b"\n")

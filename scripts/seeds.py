@@ -50,17 +50,21 @@ def differing_settings(first, other):
     return sorted(differing_keys(configs))
 
 
+def seed_of(evaluation):
+    """As its run's name ends, "" without."""
+    found = SEED.search(evaluation.run.name)
+    return found.group() if found else ""
+
+
 def data_without_seed(evaluation):
     return DRAWN_WITH.sub("", data_of(evaluation))
 
 
 def note_on_models(evaluations):
-    """As note_on_data. Models of the same seeds had the same samples, which each seed draws anew."""
-    seeds = {
-        tuple(sorted(found.group() for each in members if (found := SEED.search(each.run.name))))
-        for _, members in models_of(evaluations)
-    }
-    have_same = len(seeds) == 1 and seeds != {()}
+    """As note_on_data. Samples that each seed draws anew are the same for models of the same seeds."""
+    seeds = {tuple(sorted(map(seed_of, members))) for _, members in models_of(evaluations)}
+    data = {(seed_of(each), data_of(each)) for each in evaluations if each.data}
+    have_same = len(seeds) == 1 and len(data) == len({seed for seed, _ in data})
     return note_on_data(evaluations, data_without_seed if have_same else data_of)
 
 

@@ -3,7 +3,7 @@
 #   quickstart  what building, training and plotting need
 #   test        (default) also what the simulated GPU and its tests need: CUDA's headers (not nvcc) where there is no CUDA toolkit, and cuobjdump where
 #               nvcc comes without it, both as wheels in .venv; and TensorBoard, for test/test_tensorboard.py
-#   lint        also clang's tools, for make lint, make format and make fuzz
+#   lint        also clang's tools, for make lint, make format and make fuzz, and ccache, for .ci/run
 #   hf          only PyTorch, transformers, lm_eval and goat-attention (6 GB), in an environment of their own, .venv-hf:
 #               test/test_hf_peer.py and test/test_goat_attention.py compare with them
 # Safe to run again: what is there is left alone. Where it may not install (no root, no sudo), it lists what is missing and stops.
@@ -14,7 +14,7 @@ purpose=${1:-test}
 
 packages=(g++ make cmake git libdnnl-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev libasio-dev catch2 python3 python3-venv)
 [[ $purpose == hf ]] && packages=(python3 python3-venv)
-[[ $purpose == lint ]] && packages+=(clang clang-format clang-tidy libclang-rt-dev libomp-dev)
+[[ $purpose == lint ]] && packages+=(clang clang-format clang-tidy libclang-rt-dev libomp-dev ccache)
 
 missing=()
 for package in "${packages[@]}"; do

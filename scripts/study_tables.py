@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
-from console import DataError
+from console import DataError, UsageError
 from run_reader import finite
 
 
@@ -131,12 +131,13 @@ def genome_tables(results, lengths):
         "Pearson's r of the GC content": (lambda result: result["completions"]["mean_pearson_r"], 3),
         "bases that match": (lambda result: result["completions"]["mean_matches"], 3),
     }
-    return f"{text}\n\nCompletions, seed 1:\n\n{value_table(completed, columns)}"
+    seeds = ", ".join(str(seed) for seed in sorted({result["seed"] for result in completed}))
+    return f"{text}\n\nCompletions, seed {seeds}:\n\n{value_table(completed, columns)}"
 
 
 def signal_tables(results, lengths):
     if lengths.against:
-        raise DataError("--against is for tables by length")
+        raise UsageError("--against: this study has no table by length")
 
     def mean_of(key):
         return lambda result: np.mean([head["signal_vs_sink"][key] for head in result["analysis"]["by_head"]])

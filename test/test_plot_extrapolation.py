@@ -246,6 +246,18 @@ def test_a_diverged_model_leaves_the_view_of_the_others(tmp_path, step):
     ]
 
 
+def test_what_is_seen_does_not_leave_the_view(tmp_path):
+    ends = {"low": (1.0, 1.0), "high": (7.685, 7.685), "rising": (7.685, 8.6)}  # to 1, 800 and 2,000 times
+    files = [
+        losses(tmp_path / f"{run}.json", ((128, first), (512, first), (2048, last)), run=run)
+        for run, (first, last) in ends.items()
+    ]
+    axes = draw(*files).axes[0]
+    seen = axes.get_ylim()[1] > np.exp(8.6)
+    assert list(curves(axes)) == ["low", "high", "rising" if seen else "rising, leaves the view"]
+    assert [set(curves(inset)) for inset in axes.child_axes] == [{"low"}]  # one linear axis is not for both
+
+
 def test_a_loss_near_the_largest_number_leaves_the_inset_out(tmp_path):
     flat = losses(tmp_path / "a.json", ((128, 704.0), (512, 704.1)))
     steep = losses(tmp_path / "b.json", ((128, 704.0), (512, 709.0)), run="steep")

@@ -116,6 +116,8 @@ def test_samples_of_the_same_seeds_are_the_same_data(tmp_path):
         return draw(*files).axes[0].get_title()
 
     assert title("a-seed1", "a-seed2", "b-seed2", "b-seed1") == title("a-seed1", "b-seed1") == "niah"
+    other = answers(tmp_path / "b.json", FAR, run="b-seed1", task="niah", data="niah, seed 7")
+    assert draw(tmp_path / "a-seed1.json", other).axes[0].get_title() == "niah (of different data)"
     for runs in (("a-seed1", "b-seed2"), ("a-seed1", "a-seed2", "b-seed1"), ("a1", "b2")):
         assert title(*runs) == "niah (of different data)"
 

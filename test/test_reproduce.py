@@ -304,6 +304,7 @@ def test_completions_stand_below_the_bits():
     text = study_tables.tables_of("genome", results)
     assert "Bits a base by length, of the first bases of each record (1,000 at 256)" in text
     assert "| goat | 2 | 2.000 ± 0.000 |" in text
+    assert "\n\nCompletions, seed 1:\n\n" in text
     assert text.count("| goat |") == 2 and "\n| goat | -0.123 | 0.257 |\n" in text
     assert "Completions" not in study_tables.tables_of("genome", results, "none")
 
@@ -323,7 +324,7 @@ def test_attention_is_the_mean_over_heads_and_seeds():
     text = study_tables.tables_of("signal", results)
     assert text.startswith("Attention of queries 32 to 1,023, mean over heads:\n\n| positions | content")
     assert "| rope | 2.50 ± 1.41 | 0.2000 ± 0.0000 | 0.350 ± 0.071 | 0.500 ± 0.354 |" in text
-    with pytest.raises(study_tables.DataError, match="--against is for tables by length"):
+    with pytest.raises(study_tables.UsageError, match="this study has no table by length"):
         study_tables.tables_of("signal", results, "rope")
 
 

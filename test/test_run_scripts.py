@@ -65,7 +65,8 @@ def test_what_is_complete_is_not_done_again(tmp_path):
     completed = json.loads((tmp_path / "runs/genome_25m/completions.json").read_text())
     assert completed["step"] == 30 and len(completed["prompts"]) == 3
     assert_drawn(tmp_path / "runs/genome_25m", "figures/genome.png")
-    for line in ("data/genome is there", "runs/genome_25m is trained", "runs/genome_25m is evaluated"):
+    for line in ("data/genome is there", "runs/genome_25m is trained", "runs/genome_25m is evaluated",
+                 "runs/genome_25m has continued the genome"):  # fmt: skip
         assert f"== {line}\n" in done.stdout
     assert "checkpoint " not in done.stdout
 
