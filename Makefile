@@ -52,7 +52,7 @@ test-asan: setup  ## the kernel tests under AddressSanitizer and UBSan, on reduc
 	GOAT_TEST_REDUCED=1 ctest --test-dir build-asan --output-on-failure --parallel $(JOBS) -L kernel_tests
 
 test-race: setup  ## the kernel tests on the simulated GPU with its race checker, on reduced sizes
-	cmake -S . -B build-race -DGOAT_SANITIZE=race -DGOAT_CUDA=OFF -DGOAT_SIMT=ON $(CMAKE_FLAGS)
+	cmake -S . -B build-race -DGOAT_SANITIZE=race -DGOAT_CUDA=OFF -DGOAT_SIMT=ON
 	cmake --build build-race --parallel $(JOBS) --target kernel_tests
 	GOAT_TEST_REDUCED=1 GOAT_TEST_DEVICES=simt ctest --test-dir build-race --output-on-failure --parallel $(JOBS) -L kernel_tests
 
