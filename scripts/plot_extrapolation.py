@@ -52,13 +52,15 @@ def draw_curves(axes, curves, styles):
 
 
 def lowest_of(curves):
-    return float(min(curve.mean[np.isfinite(curve.mean)].min(initial=np.inf) for curve in curves))
+    lowest = (curve.mean[np.isfinite(curve.mean)].min(initial=np.inf) for curve in curves)
+    return float(min(lowest, default=np.inf))
 
 
 def in_detail(curves):
-    """Those of a narrow range that one linear axis can show."""
-    narrow = [curve for curve in curves if is_narrow(curve)]
-    return [curve for curve in narrow if curve.mean.max() <= NEAR * lowest_of(narrow)]
+    """Which of them have a narrow range, and one linear axis can show: their positions."""
+    narrow = [n for n, curve in enumerate(curves) if is_narrow(curve)]
+    end = NEAR * lowest_of([curves[n] for n in narrow])
+    return [n for n in narrow if curves[n].mean.max() <= end]
 
 
 def scale_logarithmically(axes, curves):
@@ -128,7 +130,7 @@ def draw_extrapolation(evaluations):
             plain_numbers(axes)
             if detailed and make_room(axes, curves):
                 lengths = sorted({evaluation.train_length for evaluation in evaluations})
-                draw_inset(axes, detailed, [styles[curves.index(curve)] for curve in detailed], lengths)
+                draw_inset(axes, [curves[n] for n in detailed], [styles[n] for n in detailed], lengths)
             name_those_that_leave(axes, curves)
         legend_below(figure, [axes])
     return figure
