@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-from console import DataError
 from figure_file import REFERENCE, STYLE, legend_below, literal, plt, series_style
 from plot_eval import show_lengths
 from seeds import THIN, Curve, check_same_settings, models_of, note_on_models

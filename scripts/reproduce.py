@@ -47,7 +47,7 @@ from study_tables import tables_of
 from whole_file import replace_file
 
 STOPPED_AFTER_SAVING = 4
-COMPLETIONS = "scripts/genome_completions.py"
+COMPLETIONS = f"scripts/{genome_completions.SCRIPT}"
 
 warn = partial(console.warn, "reproduce.py")
 

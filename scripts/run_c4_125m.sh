@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 about="Tokenizes 4.1e9 tokens of C4 from the hub, trains the published 125M model (preset c4_125m), evaluates it at
-2,048 to 32,768 tokens, and draws losses, perplexities and the prior."
+2,048 to 32,768 tokens by both protocols, and draws losses, perplexities and the prior."
 space=20
 places="data/c4 runs/c4_125m*"
 # shellcheck source=scripts/experiment.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 about="Tokenizes 3.25e9 tokens of FineWeb from the hub, trains the published 1.2B Llama-style model (preset
-fineweb_1b), evaluates it at 2,048 to 32,768 tokens, and draws losses, perplexities and the prior."
+fineweb_1b), evaluates it at 2,048 to 32,768 tokens by both protocols, and draws losses, perplexities and the
+prior."
 space=90
 places="data/fineweb runs/fineweb_1b*"
 # shellcheck source=scripts/experiment.sh

@@ -49,14 +49,13 @@ def means_of(output_of):
 
 
 def tables_of(text):
-    """The rows of each table, as it stands."""
-    return re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    """Each table, as it stands."""
+    return [table.strip() for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_page_has_the_tables_that_its_commands_print(output_of, words):
-    printed = [table.strip() for table in tables_of(output_of(words))]
-    page = [table.strip() for table in tables_of(PAGE)]
+    printed, page = tables_of(output_of(words)), tables_of(PAGE)
     assert printed and [table for table in printed if table not in page] == []
 
 
@@ -67,7 +66,7 @@ def test_the_page_has_a_command_for_each_study():
 def test_what_is_compared_with_the_other_implementation_is_the_mean_of_the_page(output_of):
     means = means_of(output_of)
     (table,) = [each for each in tables_of(PAGE) if "trial" in each.splitlines()[0]]
-    _, *rows = [row for row in rows_of(table)]
+    _, *rows = rows_of(table)
     assert len(rows) == 8
     for kind, _, short, _, long in rows:
         assert (short, long) == (means[kind]["128"], means[kind]["2,048"]), kind
